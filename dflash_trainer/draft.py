@@ -1,0 +1,213 @@
+"""The DFlash draft: Qwen3-style layers whose queries are one block and whose keys are the target's features and the block.
+
+DFlash, arXiv 2602.06036. Parameter names and shapes are those that servers load (see `checkpoint`). Embedding and LM head
+are the target's and not part of the model.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from dflash_trainer.config import DraftConfig
+
+SCORES_AT_ONCE = 1 << 26  # attention scores held at once in training
+
+
+class Segment(NamedTuple):
+    """One sample of a micro-batch: where its context tokens and its blocks lie in the flat tensors."""
+
+    tokens: slice
+    blocks: slice
+
+
+class KeyValue(NamedTuple):
+    """A layer's keys and values, both [..., kv heads, head_dim]."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+def rotary(positions: torch.Tensor, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the rotary angles, float32 [..., 1, head_dim], for int64 positions [...] (arXiv 2104.09864)."""
+    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angle = positions[..., None].float() * (1.0 / theta**exponent)  # rounded as servers round it
+    angle = torch.cat([angle, angle], dim=-1).unsqueeze(-2)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply rotary angles to [..., heads, head_dim]; the two halves of a head are the pairs."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+def block_attention(query: torch.Tensor, context: KeyValue, block: KeyValue, visible: torch.Tensor | None) -> torch.Tensor:
+    """Attention of A blocks over a shared context and each over itself.
+
+    query: [A, B, heads, hd]; context: [S, kv, hd]; block: [A, B, kv, hd]; visible: int64 [A], how many context positions
+    each block sees (None: all). Returns [A, B, heads, hd]. The scores of context and block are one softmax; no block's keys
+    are ever laid against another block's queries.
+    """
+    blocks, size, heads, hd = query.shape
+    kv = context.key.shape[1]
+    grouped = query.view(blocks, size, kv, heads // kv, hd).permute(2, 0, 1, 3, 4).reshape(kv, blocks, -1, hd)
+    grouped = grouped * hd**-0.5
+    key, value = (part.permute(2, 0, 1, 3) for part in block)  # [kv, A, B, hd]
+    scores = grouped.flatten(1, 2) @ context.key.permute(1, 2, 0)
+    scores = scores.view(kv, blocks, -1, context.key.shape[0])
+    if visible is not None:
+        hidden = torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+    own = grouped @ key.transpose(2, 3)
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.cat([scores, own], dim=-1).softmax(dim=-1, dtype=precision).to(value.dtype)
+    over_context, over_block = weights.split([context.key.shape[0], size], dim=-1)
+    mixed = over_context.flatten(1, 2) @ context.value.transpose(0, 1)
+    mixed = mixed.view(kv, blocks, -1, hd) + over_block @ value
+    return mixed.view(kv, blocks, size, heads // kv, hd).permute(1, 2, 0, 3, 4).reshape(blocks, size, heads, hd)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with per-head norms of queries and keys."""
+
+    def __init__(self, config: DraftConfig):
+        super().__init__()
+        self.heads, self.kv, self.hd = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.hd, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, self.kv * self.hd, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, self.kv * self.hd, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.hd, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(self.hd, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.hd, config.rms_norm_eps)
+
+    def key_value(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> KeyValue:
+        """Keys and values of [..., H]: of context features, or of a block's normed states."""
+        value = self.v_proj(x).unflatten(-1, (self.kv, self.hd))
+        key = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv, self.hd)))
+        return KeyValue(rotate(key, *angles).to(value.dtype), value)
+
+    def query(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """Queries [A, B, heads, hd] of a block's normed states [A, B, H]."""
+        query = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.hd)))
+        return rotate(query, *angles).to(dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: DraftConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One decoder layer, pre-norm. The context enters as keys and values only: neither input norm nor MLP touches it."""
+
+    def __init__(self, config: DraftConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: torch.Tensor, context: KeyValue, angles, attend) -> torch.Tensor:
+        normed = self.input_layernorm(x)
+        block = self.self_attn.key_value(normed, angles)
+        query = self.self_attn.query(normed, angles, block.value.dtype)
+        x = x + self.self_attn.o_proj(attend(query, context, block).flatten(2))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DraftModel(nn.Module):
+    """The whole draft."""
+
+    def __init__(self, config: DraftConfig):
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def initialise(self, seed: int) -> "DraftModel":
+        """Draw every matrix from N(0, initializer_range²) by a generator of its own; norms start at 1."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
+        return self
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotary angles of absolute positions."""
+        return rotary(positions, self.config.head_dim, self.config.rope_theta)
+
+    def context(self, features: torch.Tensor, positions: torch.Tensor) -> list[KeyValue]:
+        """Each layer's keys and values of target features [T, K·H] at positions int64 [T]."""
+        fused = self.hidden_norm(self.fc(features))
+        angles = self.angles(positions)
+        return [layer.self_attn.key_value(fused, angles) for layer in self.layers]
+
+    def blocks(self, x: torch.Tensor, anchors: torch.Tensor, context: list[KeyValue], attend) -> torch.Tensor:
+        """Final hidden states [A, B, H] of blocks: embeddings [A, B, H] at positions a … a+B−1 for anchors int64 [A]."""
+        angles = self.angles(anchors[:, None] + torch.arange(x.shape[1], device=x.device))
+        x = x.to(self.norm.weight.dtype)
+        for layer, keys in zip(self.layers, context, strict=True):
+            x = layer(x, keys, angles, attend)
+        return self.norm(x)
+
+    def forward(
+        self,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        x: torch.Tensor,
+        anchors: torch.Tensor,
+        segments: list[Segment],
+    ) -> torch.Tensor:
+        """Training: the blocks of several samples at once, each block seeing its own sample before its anchor, and itself.
+
+        features: [T, K·H]; positions: int64 [T]; x: [A, B, H]; anchors: int64 [A]; returns [A, B, H].
+        """
+
+        def attend(query: torch.Tensor, context: KeyValue, block: KeyValue) -> torch.Tensor:
+            return segment_attention(query, context, block, anchors, segments)
+
+        return self.blocks(x, anchors, self.context(features, positions), attend)
+
+
+def segment_attention(
+    query: torch.Tensor, context: KeyValue, block: KeyValue, anchors: torch.Tensor, segments: list[Segment]
+) -> torch.Tensor:
+    """`block_attention` sample by sample; long samples in runs of blocks, recomputed in the backward pass."""
+    parts = []
+    for tokens, blocks in segments:
+        keys = KeyValue(context.key[tokens], context.value[tokens])
+        count, per_block = blocks.stop - blocks.start, query.shape[1] * query.shape[2] * (tokens.stop - tokens.start)
+        run = max(1, SCORES_AT_ONCE // max(1, per_block))
+        for start in range(blocks.start, blocks.stop, run):
+            part = slice(start, min(start + run, blocks.stop))
+            arguments = query[part], keys, KeyValue(block.key[part], block.value[part]), anchors[part]
+            if count > run:
+                parts.append(checkpoint(block_attention, *arguments, use_reentrant=False))
+            else:
+                parts.append(block_attention(*arguments))
+    return torch.cat(parts)

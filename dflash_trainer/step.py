@@ -1,0 +1,123 @@
+"""One optimizer step: every backward without synchronisation, one reduction, one update.
+
+All gradients and the step's sums lie in one flat buffer in a fixed order, so that a step is a single all-reduce whatever
+the ranks held, and an empty slot adds zero without being skipped. The loss is normalised by the weight of the whole step
+over all ranks.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dflash_trainer.draft import DraftModel
+from dflash_trainer.objective import block_loss
+from dflash_trainer.prefetch import MicroBatch
+from dflash_trainer.target import FrozenTarget
+
+
+class Recipe(NamedTuple):
+    """How the draft is optimised: AdamW without weight decay, linear warm-up, cosine decay to zero, clipping."""
+
+    learning_rate: float = 6e-4
+    warmup: float = 0.04  # share of all steps
+    clip: float = 1.0
+    dtype: torch.dtype = torch.float32  # of the matrix products; parameters stay float32
+
+
+class StepResult(NamedTuple):
+    """What one step came to, over all ranks."""
+
+    loss: float
+    slot_accuracy: list[float]
+    gradient_norm: float
+    tokens: int
+    padded_tokens: int
+    anchors: int
+
+
+class GradientBuffer:
+    """The gradients of all parameters, and the step's sums behind them, in one flat tensor."""
+
+    def __init__(self, draft: DraftModel):
+        self._parameters = list(draft.parameters())
+        slots = draft.config.block_size - 1
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        first = self._parameters[0]
+        self._flat = torch.zeros(sum(self._sizes) + 5 + 2 * slots, dtype=first.dtype, device=first.device)
+        self.gradients = self._flat[: sum(self._sizes)]
+        # weight, loss, tokens, padded tokens, anchors
+        self.totals, self.hits, self.counts = self._flat[sum(self._sizes) :].split([5, slots, slots])
+
+    def clear(self) -> None:
+        """Zero everything and make each parameter's gradient a view into the buffer."""
+        self._flat.zero_()
+        for parameter, view in zip(self._parameters, self.gradients.split(self._sizes), strict=True):
+            parameter.grad = view.view_as(parameter)
+
+    def reduce(self) -> None:
+        """Sum over ranks, then divide the gradients by the step's weight."""
+        if dist.is_initialized():
+            dist.all_reduce(self._flat)
+        weight = self.totals[0]
+        self.gradients /= torch.where(weight > 0, weight, 1)
+
+
+class Stepper:
+    """Takes optimizer steps of a draft."""
+
+    def __init__(self, draft: DraftModel, target: FrozenTarget, recipe: Recipe, total_steps: int):
+        self.draft, self.target, self.recipe = draft, target, recipe
+        self._total_steps = total_steps
+        self._buffer = GradientBuffer(draft)
+        self.optimizer = torch.optim.AdamW(draft.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a 0-based step: it spans the whole plan."""
+        warmup = math.ceil(self.recipe.warmup * self._total_steps)
+        if step < warmup:
+            return self.recipe.learning_rate * (step + 1) / warmup
+        progress = (step - warmup) / max(1, self._total_steps - warmup)
+        return self.recipe.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+
+    def accumulate(self, batch: MicroBatch) -> None:
+        """Add one micro-batch's gradient and sums to the buffer."""
+        totals = self._buffer.totals
+        totals[2:5] += totals.new_tensor([len(batch.real), batch.input_ids.numel(), len(batch.anchors)])
+        if not len(batch.anchors):
+            return
+        device = self._buffer.gradients.device
+        with torch.autocast(device.type, self.recipe.dtype, enabled=self.recipe.dtype == torch.bfloat16):
+            loss = block_loss(self.draft, self.target, batch)
+        loss.total.backward()
+        totals[0] += loss.weight
+        totals[1] += loss.total.detach()
+        self._buffer.hits += loss.hits
+        self._buffer.counts += loss.counts
+
+    def gradient(self, batches: list[MicroBatch]) -> GradientBuffer:
+        """This step's gradient over all ranks, from this rank's micro-batches."""
+        self._buffer.clear()
+        for batch in batches:
+            self.accumulate(batch)
+        self._buffer.reduce()
+        return self._buffer
+
+    def step(self, number: int, batches: list[MicroBatch]) -> StepResult:
+        """Take the 0-based step `number` with this rank's micro-batches."""
+        buffer = self.gradient(batches)
+        norm = buffer.gradients.norm()
+        buffer.gradients *= torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(number)
+        self.optimizer.step()
+        weight, loss, tokens, padded, anchors = buffer.totals.tolist()
+        return StepResult(
+            loss=loss / weight if weight else 0.0,
+            slot_accuracy=(buffer.hits / buffer.counts.clamp(min=1)).tolist(),
+            gradient_norm=norm.item(),
+            tokens=int(tokens),
+            padded_tokens=int(padded),
+            anchors=int(anchors),
+        )

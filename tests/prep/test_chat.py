@@ -1,0 +1,152 @@
+"""Conversations: parsed with a reason for each refusal, rendered as transformers does, assistant parts found exactly."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_prep.chat import ChatTemplate, Reject, parse_messages
+from dflash_prep.errors import UserError
+from tests.prep.support import chat
+
+TEXT = st.text(max_size=20)
+
+
+def said(tokenizer, template: str, messages: list[dict]) -> list[str]:
+    """The parts of the rendering that a template's assistant speaks."""
+    conversation = ChatTemplate(replace(tokenizer, template=template)).conversation(messages)
+    return [conversation.text[start:end] for start, end in conversation.spans]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'"text"', "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b"{}", "no list of messages"),
+        (b'{"messages": []}', "no list of messages"),
+        (b'{"messages": {"role": "user"}}', "no list of messages"),
+        (b'{"messages": [{"content": "a"}]}', "a message without a role"),
+        (b'{"messages": [{"role": null, "content": "a"}]}', "a message without a role"),
+        (b'{"messages": [{"role": "", "content": "a"}]}', "a message without a role"),
+        (b'{"messages": ["a"]}', "a message without a role"),
+        (b'{"messages": [{"role": "user"}]}', "a message whose content is not text"),
+        (b'{"messages": [{"role": "user", "content": null}]}', "a message whose content is not text"),
+        (b'{"messages": [{"role": "user", "content": ["a"]}]}', "a message whose content is not text"),
+    ],
+)
+def test_each_bad_record_has_its_reason(record, reason):
+    with pytest.raises(Reject) as caught:
+        parse_messages(record)
+    assert str(caught.value) == reason
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([b"", b"\r", b" \t\r"]))
+def test_messages_come_back_with_bom_and_crlf(contents, escaped, bom, ending):
+    data = json.dumps({"id": 7, "messages": chat(*contents)}, ensure_ascii=escaped).encode()
+    assert parse_messages(b"\xef\xbb\xbf" * bom + data + ending) == chat(*contents)
+
+
+@given(st.lists(TEXT, min_size=2, max_size=6), st.none() | TEXT)
+def test_rendering_equals_transformers(tiny, tiny_reference, contents, system):
+    messages = [*([{"role": "system", "content": system}] if system is not None else []), *chat(*contents)]
+    template = ChatTemplate(tiny)
+    expected = tiny_reference.apply_chat_template(messages, tokenize=False)
+    assert template.render(messages) == expected
+    conversation = template.conversation(messages)
+    assert conversation.text == expected
+    assert [expected[start:end] for start, end in conversation.spans] == contents[1::2]
+
+
+def test_a_lone_surrogate_and_a_missing_assistant_are_refused(tiny):
+    template = ChatTemplate(tiny)
+    for messages in (chat("a", "b\ud800"), chat("\udfff", "b")):
+        with pytest.raises(Reject, match="lone surrogate"):
+            template.conversation(messages)
+    with pytest.raises(Reject, match="no assistant turn"):
+        template.conversation(chat("a"))
+
+
+TURNS = (
+    "{% for message in messages %}<{{ message.role }}>{{ BODY }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_template_that_trims_is_followed(tiny):
+    template = TURNS.replace("BODY", "message.content.strip()")
+    assert said(tiny, template, chat(" a ", " \n b\n", "c", "d")) == ["b", "d"]
+
+
+def test_trimmed_content_is_not_looked_for_in_a_later_turn(tiny):
+    template = TURNS.replace("BODY", "message.content.strip()")
+    assert said(tiny, template, chat("a", " b ", "and b or c", "d")) == ["b", "d"]
+
+
+def test_what_a_template_puts_before_the_content_is_not_mistaken_for_it(tiny):
+    """An answer that is part of the thinking block before it must still be found after it."""
+    template = TURNS.replace("BODY", "('<think>\\n\\n</think>' if message.role == 'assistant' else '') + message.content")
+    assert said(tiny, template, chat("a", "hi", "b", "h")) == ["<think>\n\n</think>hi", "<think>\n\n</think>h"]
+
+
+def test_dropped_thinking_is_refused_not_found_elsewhere(tiny):
+    template = TURNS.replace("BODY", "message.content.split('</think>')[-1]")
+    with pytest.raises(Reject, match="changes an assistant turn"):
+        said(tiny, template, chat("a", "<think>x</think>b", "c", "d"))
+
+
+def test_an_empty_answer_has_an_empty_place(tiny):
+    assert said(tiny, tiny.template, chat("a", "", "b", "c")) == ["", "c"]
+
+
+def test_equal_answers_each_have_their_own_place(tiny):
+    conversation = ChatTemplate(tiny).conversation(chat("yes", "yes", "yes", "yes"))
+    (first, second) = conversation.spans
+    assert first[1] < second[0]
+    assert [conversation.text[slice(*span)] for span in conversation.spans] == ["yes", "yes"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[99].content }}",
+        "{{ messages[0].content.missing() }}",
+        "{{ 1 + messages }}",
+    ],
+)
+def test_a_template_that_refuses_rejects_the_record_alone(tiny, template):
+    with pytest.raises(Reject, match="template error"):
+        ChatTemplate(replace(tiny, template=template)).conversation(chat("a", "b"))
+
+
+def test_a_template_that_does_not_compile_or_is_not_there_is_a_user_error(tiny):
+    with pytest.raises(UserError, match="does not compile"):
+        ChatTemplate(replace(tiny, template="{% if %}"))
+    with pytest.raises(UserError, match="no chat template"):
+        ChatTemplate(replace(tiny, template=None))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | tojson }}",
+        "{{ messages | tojson(indent=2) }}",
+        "{%- for m in messages %}\n    {%- if loop.index0 > 1 %}{% break %}{% endif %}\n  {{ m.content | trim }}\n{%- endfor %}",
+        "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ tools is none }}|{{ undefined_name }}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% endif %}{% endfor %}",
+    ],
+)
+def test_template_features_render_as_in_transformers(tiny, tiny_reference, template):
+    messages = chat("<a> & 'é'\n", "b", "c", "\u2028d ")
+    expected = tiny_reference.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert ChatTemplate(replace(tiny, template=template)).render(messages) == expected

@@ -1,0 +1,94 @@
+"""A tiny random target with a byte-level tokenizer, its store and its plans: what every training test works on."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dflash_prep.manifest import Plan
+from dflash_prep.plan import PlanOptions, write_plan
+from dflash_prep.store import Store
+from dflash_prep.tokenize import Options, tokenize
+from dflash_prep.tokenizer import load_tokenizer
+
+BLOCK = 4
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|spare|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_target(directory: Path, seed: int = 0) -> Path:
+    """A Hugging Face directory of a six-layer Llama with random, loud weights."""
+    directory.mkdir(parents=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": "<|im_start|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.2,
+        bos_token_id=257,
+        eos_token_id=258,
+        pad_token_id=256,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def write_corpus(path: Path, samples: int, seed: int = 0) -> Path:
+    """Conversations of random words, one to three turns."""
+    random = np.random.default_rng(seed)
+    words = lambda n: " ".join("".join(chr(97 + c) for c in random.integers(0, 26, 3)) for _ in range(n))  # noqa: E731
+    with path.open("w") as file:
+        for _ in range(samples):
+            messages = []
+            for _ in range(random.integers(1, 4)):
+                messages.append({"role": "user", "content": words(random.integers(1, 5))})
+                messages.append({"role": "assistant", "content": words(random.integers(1, 12))})
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory) -> Path:
+    return make_target(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory, target_dir) -> Store:
+    folder = tmp_path_factory.mktemp("store")
+    corpus = write_corpus(folder / "corpus.jsonl", samples=60)
+    tokenize((str(corpus),), load_tokenizer(str(target_dir)), folder / "tokens", Options())
+    return Store(folder / "tokens")
+
+
+@pytest.fixture(scope="session")
+def make_plan(tmp_path_factory, store):
+    """Plans of the tiny store, by options."""
+
+    def make(**options) -> Plan:
+        path = tmp_path_factory.mktemp("plan") / "plan"
+        defaults = {"epochs": 2, "slots": 4, "token_budget": 600, "block_size": BLOCK, "anchor_density": 0.5}
+        write_plan(store, path, PlanOptions(**defaults | options))
+        return Plan(path)
+
+    return make
