@@ -170,6 +170,21 @@ TEXT_TURNS = (
     "Is the tone of the text positive or negative?",
 )
 
+ARTICLE_TURNS = (
+    "Summarize the first article in two sentences.",
+    "What is the second article about?",
+    "Suggest a title for the first article.",
+    "Name three places or people from the articles.",
+    "Which article mentions money? Explain in one sentence.",
+    "Write two questions for a discussion of the articles.",
+    "What do the articles have in common?",
+    "Write a letter to the editor about one of the articles, in three sentences.",
+    "Which of the problems has been solved?",
+    "What would you do in the place of the people in the third article?",
+    "Write a short paragraph that tells the news of the first article to a child.",
+    "Thank you. Put what we discussed into two sentences.",
+)
+
 MESSAGE_TASKS = (
     "Rewrite this message so that it is polite and professional:",
     "Make this message shorter and clearer:",
@@ -279,7 +294,9 @@ def tables(rng: random.Random) -> Iterator[dict]:
             body = "\n".join(
                 f"| {row} | " + " | ".join(str(rng.randint(10, 99)) for _ in range(width)) + " |" for row in rows
             )
-            first = f"Here is a table of the {title}:\n\n{head}{body}\n\nDescribe in two sentences what the table shows."
+            first = (
+                f"Here is a table of the {title}:\n\n{head}{body}\n\nDescribe in two sentences what the table shows."
+            )
             more = [f"What was the number for {rows[0]} in March?", f"Write the row for {rows[1]} as a sentence."]
             yield {"source": "summarize", "turns": [first, *more[: i % 3]]}
 
@@ -303,6 +320,20 @@ def talks(rng: random.Random) -> Iterator[dict]:
         yield {"source": "dialogue", "turns": [f"Help me to {situation}. Write a short text.", *more[: 1 + i % 3]]}
 
 
+def long_talks(rng: random.Random) -> Iterator[dict]:
+    """The longest conversations: many questions on two subjects, or on several passages at once."""
+    for i in range(30):
+        first = f"I have two subjects today. The first is {CONCEPTS[3 * i + 2]}. Describe it in one paragraph."
+        second = f"Now to the second subject: {ACTIVITIES[2 * i]}. What should I know about it?"
+        turns = [first, *rng.sample(CONCEPT_TURNS, 8), second, *rng.sample(ACTIVITY_TURNS, 8)]
+        yield {"source": "dialogue", "turns": turns}
+    passages = list(PASSAGES.values())
+    for count in (4, 5, 6, 7) * 6 + (9, 10) * 2 + (11, 12) * 5:
+        articles = "\n\n".join(rng.sample(passages, count))
+        first = f"Here are some articles.\n\n{articles}\n\nSummarize the last article in one sentence."
+        yield {"source": "dialogue", "turns": [first, *rng.sample(ARTICLE_TURNS, 5)]}
+
+
 def conversations() -> Iterator[dict]:
     rng = random.Random(1)
     yield from quick()
@@ -319,6 +350,7 @@ def conversations() -> Iterator[dict]:
     yield from texts()
     yield from tables(rng)
     yield from talks(rng)
+    yield from long_talks(rng)
 
 
 def eval_prompts() -> list[dict]:

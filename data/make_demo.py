@@ -24,7 +24,7 @@ from dflash_prep.embedded import default_target
 HERE = Path(__file__).parent
 SLOTS = 64  # conversations decoded side by side
 GROWTH = 128  # positions by which the KV cache grows
-LENGTH = 2200  # tokens that a conversation may have, template included
+LENGTH = 2600  # tokens that a conversation may have, template included
 DISTINCT = 0.5  # the least share of distinct 4-grams of an answer that is no loop
 OVERLAP = 13  # words in a row that no eval prompt may share with the corpus
 
@@ -105,7 +105,9 @@ class Decoder:
         at = starts[:, None] + torch.arange(tokens.shape[1])
         while at.max() >= self.length:
             self.length += GROWTH
-            self.keys, self.values = ([F.pad(x, (0, 0, 0, GROWTH)) for x in cache] for cache in (self.keys, self.values))
+            self.keys, self.values = (
+                [F.pad(x, (0, 0, 0, GROWTH)) for x in cache] for cache in (self.keys, self.values)
+            )
         future = torch.arange(self.length) > at[..., None]
         mask = torch.zeros(future.shape, dtype=torch.bfloat16).masked_fill_(future, -torch.inf)[:, None, None]
         x, width = self.embedding[tokens], self.embedding.shape[1:]
@@ -148,11 +150,14 @@ class Writer:
             return False
         talk.messages.append({"role": "user", "content": talk.turns[talk.asked]})
         talk.asked += 1
-        talk.prompt = self.render(talk.messages, prompt=True)
+        cached, talk.prompt = talk.prompt + talk.answer[:-1], self.render(talk.messages, prompt=True)
         if len(talk.prompt) >= LENGTH:
+            talk.prompt, talk.answer = [], []
             return self.drop(talk, slot, "too long")
-        rows = slice(slot, slot + 1)
-        talk.answer = self.decoder.next_tokens(torch.tensor([talk.prompt]), rows, torch.zeros(1, dtype=torch.long))
+        # The turns before are in the cache already; only what follows them is fed.
+        start = next((i for i, (a, b) in enumerate(zip(cached, talk.prompt, strict=False)) if a != b), len(cached))
+        new = torch.tensor([talk.prompt[start:]])
+        talk.answer = self.decoder.next_tokens(new, slice(slot, slot + 1), torch.tensor([start]))
         return True
 
     def drop(self, talk: Conversation, slot: int, fault: str) -> bool:

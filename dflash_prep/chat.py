@@ -8,8 +8,9 @@ import json
 from datetime import datetime
 from typing import NamedTuple
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflash_prep.errors import UserError
@@ -27,13 +28,26 @@ class Conversation(NamedTuple):
     spans: list[tuple[int, int]]
 
 
+class Generation(Extension):
+    """The block {% generation %} that transformers adds to jinja2 around what the assistant says: rendered as its body."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Replace the block by a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
     """A tokenizer's chat template, compiled."""
 
     def __init__(self, tokenizer: ChatTokenizer):
         if tokenizer.template is None:
             raise UserError(f"{tokenizer.name}: this tokenizer has no chat template; name one that has (--tokenizer)")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+        )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -61,24 +75,49 @@ class ChatTemplate:
         text = self.render(messages)
         if not is_utf8(text):
             raise Reject("text with a lone surrogate")
-        spans = []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt = self.render(messages[:index], add_generation_prompt=True)
-                spans.append(self._locate(text, prompt, message["content"]))
-        if not spans:
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
             raise Reject("no assistant turn")
+        spans = []
+        for index, end in zip(turns, self._content_ends(text, messages, turns), strict=True):
+            prompt = self.render(messages[:index], add_generation_prompt=True)
+            content, start = messages[index]["content"], len(prompt)
+            if end is None and text.startswith(content, start):
+                end = start + len(content)
+            if end is None or end < start or not text.startswith(prompt):
+                raise Reject("the template changes an assistant turn, so its place in the text is unknown")
+            spans.append((start, end))
         return Conversation(text, spans)
 
-    @staticmethod
-    def _locate(text: str, prompt: str, content: str) -> tuple[int, int]:
-        start = len(prompt)
-        if text.startswith(prompt):
-            for form in (content, content.strip()):  # some templates trim what they are given
-                found = text.find(form, start)
-                if found >= 0:
-                    return start, found + len(form)
-        raise Reject("the template changes an assistant turn, so its place in the text is unknown")
+    def _content_ends(self, text: str, messages: list[dict], turns: list[int]) -> list[int | None]:
+        """Where each assistant content ends in `text`, by a second rendering with marks in the place of the contents.
+
+        Searching for a content could find it in what the template puts around it or in a later turn. All are None where
+        the two renderings differ in more than the contents (thinking that the template takes out of one, say).
+        """
+        mark = "\ue000"
+        while mark in text:
+            mark += "\ue001"
+        marked = [message | {"content": mark} if index in turns else message for index, message in enumerate(messages)]
+        first, *pieces = self.render(marked).split(mark)
+        unknown: list[int | None] = [None] * len(turns)
+        if len(pieces) != len(turns) or not text.startswith(first):
+            return unknown
+        ends, position = [], len(first)
+        for index, piece in zip(turns, pieces, strict=True):
+            fitting = (form for form in trimmed_forms(messages[index]["content"]) if text.startswith(form + piece, position))
+            form = next(fitting, None)
+            if form is None:
+                return unknown
+            ends.append(position + len(form))
+            position = ends[-1] + len(piece)
+        return ends if position == len(text) else unknown
+
+
+def trimmed_forms(content: str) -> list[str]:
+    """A content as it is, and as templates trim it."""
+    whole = [content, content.strip(), content.lstrip(), content.rstrip()]
+    return [*whole, content.strip("\n"), content.lstrip("\n"), content.rstrip("\n")]
 
 
 def parse_messages(data: bytes) -> list[dict]:

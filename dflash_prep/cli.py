@@ -22,8 +22,13 @@ def one_line_errors(command):
         try:
             return command(*args, **kwargs)
         except UserError as fault:
-            click.echo(f"error: {' '.join(str(fault).split())}", err=True)
-            sys.exit(1)
+            message = str(fault)
+        except OSError as fault:  # a path that may not be looked at, or cannot be one
+            if not fault.filename:
+                raise
+            message = f"{fault.filename}: {fault.strerror}; check the path and its permissions"
+        click.echo(f"error: {' '.join(message.split())}", err=True)
+        sys.exit(1)
 
     return wrapped
 
@@ -66,7 +71,7 @@ def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, max_l
 @click.option("--buckets", default="auto", metavar="auto|K", help="How many buckets an epoch has (scope epoch).")
 @click.option("--boundaries", metavar="770,1216,...", help="Inclusive upper bounds.  [default: the optimal ones]")
 @click.option("--token-budget", default="auto", metavar="auto|N", help="Most tokens a micro-batch computes.")
-@click.option("--anchor-density", type=click.FloatRange(0, 1, min_open=True), default=0.25)
+@click.option("--anchor-density", type=click.FloatRange(1e-6, 1), default=0.25, help="Share of eligible positions.")
 @click.option("--max-anchors", type=click.IntRange(min=1), default=512, help="Most anchors a sample has.")
 @click.option("--block-size", type=click.IntRange(min=2), default=16)
 @click.option("--anchor-budget", type=click.IntRange(min=1), help="Most anchors a micro-batch has.  [default: none]")

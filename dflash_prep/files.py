@@ -63,6 +63,11 @@ def sync_directory(path: Path) -> None:
             os.close(handle)
 
 
+def is_taken(path: Path) -> bool:
+    """Whether anything is at `path` that is more than an empty directory."""
+    return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
+
+
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory beside `path` that becomes `path` when the block ends without an error.

@@ -16,6 +16,9 @@ from dflash_prep.schedule import Step
 
 FORMAT, VERSION = "dflash-plan", 1
 ROWS_PER_GROUP = 4096  # what a reader decodes at once; rounded to whole steps
+STATED = ("fingerprint", "store", "strategy", "token_budget", "boundaries", "slots", "seed", "certificate", "epochs")
+TOTALS = ("tokens", "padded_tokens", "loss_tokens", "anchors")
+EPOCH_STATED = {"file", "checksum", "fingerprint", "steps", "micro_batches", "samples", *TOTALS}
 EPOCH_SCHEMA = pa.schema(
     [
         ("step", pa.uint32()),
@@ -92,9 +95,6 @@ def epoch_summary(table: pa.Table, path: Path) -> dict:
     }
 
 
-TOTALS = ("tokens", "padded_tokens", "loss_tokens", "anchors")
-
-
 def table_fingerprint(table: pa.Table) -> str:
     """Of the decoded columns, so equal whatever wrote the file."""
     parts = []
@@ -122,6 +122,12 @@ class Plan:
         self.manifest = read_json(path / "plan.json", "plan's manifest")
         if self.manifest.get("format") != FORMAT or self.manifest.get("version") != VERSION:
             raise UserError(f"{path}: not a plan of format version {VERSION}; plan again with this release")
+        for key in STATED:
+            if key not in self.manifest:
+                raise UserError(f"{path}: plan.json does not state {key}; it is damaged, plan again")
+        for epoch in self.manifest["epochs"]:
+            if not isinstance(epoch, dict) or not epoch.keys() >= EPOCH_STATED:
+                raise UserError(f"{path}: plan.json does not describe each epoch in full; it is damaged, plan again")
 
     def __getitem__(self, key: str):
         return self.manifest[key]

@@ -14,7 +14,7 @@ from dflash_prep.buckets import auto_boundaries, optimal_boundaries
 from dflash_prep.cost import row_cost
 from dflash_prep.diversity import certificate
 from dflash_prep.errors import UserError
-from dflash_prep.files import new_directory, write_json
+from dflash_prep.files import is_taken, new_directory, write_json
 from dflash_prep.manifest import (
     FORMAT,
     VERSION,
@@ -79,7 +79,9 @@ def positive(option: str, text: str) -> int:
 
 def write_plan(store: Store, output: Path, options: PlanOptions) -> dict:
     """Plan every epoch and write the plan `output`, in the place of an older plan; returns its manifest."""
-    if output.exists():
+    if is_taken(output):
+        if not (output / "plan.json").is_file():
+            raise UserError(f"{output}: is there already and is no plan; remove it or choose another with -o")
         Plan(output)  # only a plan is ever replaced
     samples = load_samples(store, options)
     limits = choose_limits(samples, options)
@@ -137,11 +139,16 @@ def check_fits(what: str, values: np.ndarray, budget: int, remedy: str) -> None:
 def choose_boundaries(samples: Samples, options: PlanOptions) -> list[int]:
     """The buckets' inclusive upper bounds; one bucket where there are none, [] where each step cuts its own."""
     longest = int(samples.length.max())
+    if options.boundaries and options.buckets:
+        raise UserError("--boundaries and --buckets are both given; leave one of them out")
+    if options.boundaries or options.buckets:
+        if options.strategy != "bucketed":
+            raise UserError(f"--strategy {options.strategy} has no buckets; leave --boundaries and --buckets out")
+        if options.bucket_scope == "step":
+            raise UserError("--bucket-scope step cuts each step anew; leave --boundaries and --buckets out")
     if options.strategy != "bucketed":
         return [longest]
     if options.bucket_scope == "step":
-        if options.boundaries or options.buckets:
-            raise UserError("--bucket-scope step cuts each step anew; leave --boundaries and --buckets out")
         return []
     if options.boundaries:
         if options.boundaries[-1] < longest:

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_prep.chat import ChatTemplate, Conversation, Reject, parse_messages
 from dflash_prep.corpus import Record, read_records
 from dflash_prep.errors import UserError
-from dflash_prep.files import file_digest, new_directory
+from dflash_prep.files import file_digest, is_taken, new_directory
 from dflash_prep.store import Store, StoreWriter
 from dflash_prep.tokenizer import ChatTokenizer
 
@@ -39,7 +39,9 @@ def tokenize(
     """
     template = ChatTemplate(tokenizer)
     origin = describe(inputs, tokenizer, options)
-    if output.exists():
+    if is_taken(output):
+        if not (output / "store.json").is_file():
+            raise UserError(f"{output}: is there already and is no store; remove it or choose another with -o")
         manifest = Store(output).manifest
         if all(manifest.get(key) == value for key, value in origin.items()):
             return manifest, True

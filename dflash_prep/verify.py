@@ -8,6 +8,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from dflash_prep.anchors import density_ppm
+from dflash_prep.cost import KNEE
 from dflash_prep.errors import UserError
 from dflash_prep.files import file_digest
 from dflash_prep.manifest import TOTALS, Plan, plan_fingerprint, table_fingerprint
@@ -27,6 +28,9 @@ def open_store(plan: Plan, data: Path | None) -> Store:
 def verify(path: Path, data: Path | None = None) -> Iterator[str]:
     """Yield one line for each part that holds; raises UserError with the reason at the first that does not."""
     plan = Plan(path)
+    options = {key: value for key, value in plan.manifest.items() if key not in STATED_BESIDE}
+    if plan["fingerprint"] != plan_fingerprint(options, plan["store"]["fingerprint"], plan["epochs"]):
+        raise UserError(f"{path}: plan.json was changed after planning (its fingerprint differs); plan again")
     store = open_store(plan, data)
     check_store(store)
     yield f"store {store.path}: {len(store)} samples, checksums, keys and counts agree"
@@ -45,9 +49,6 @@ def verify(path: Path, data: Path | None = None) -> Iterator[str]:
     for summary in plan["epochs"]:
         check_epoch(plan, summary, index)
         yield f"{summary['file']}: {summary['samples']} samples once each in {summary['steps']} steps, within budget"
-    options = {key: value for key, value in plan.manifest.items() if key not in STATED_BESIDE}
-    if plan["fingerprint"] != plan_fingerprint(options, store.fingerprint, plan["epochs"]):
-        raise UserError(f"{path}: plan.json was changed after planning (its fingerprint differs); plan again")
 
 
 def check_store(store: Store) -> None:
@@ -59,13 +60,18 @@ def check_store(store: Store) -> None:
             raise UserError(f"{store.path / name}: its checksum differs from store.json; tokenize again")
     index = pl.read_parquet(store.path / "index.parquet")
     expect(store.path, "sample numbers", index["sample"].to_list(), list(range(len(store))))
-    keys = []
+    keys, lengths, losses = [], [], []
     for shard in store.manifest["shards"]:
         with ipc.open_file(store.path / shard["file"]) as file:
             batch = file.get_batch(0)
             for ids, spans in zip(batch["input_ids"], batch["loss_spans"], strict=True):
+                marks = spans.values.to_numpy().astype("int64")
                 keys.append(sample_key(ids.values.to_numpy(), spans.values.to_numpy()))
+                lengths.append(len(ids))
+                losses.append(int(marks[1::2].sum() - marks[::2].sum()))
     expect(store.path, "keys", index["key"].to_list(), keys)
+    expect(store.path, "lengths", index["length"].to_list(), lengths)
+    expect(store.path, "numbers of loss tokens", index["loss_tokens"].to_list(), losses)
     expect(store.path, "fingerprint", store.fingerprint, content_fingerprint(keys))
     expect(store.path, "total of tokens", store.manifest["counts"]["tokens"], index["length"].cast(pl.Int64).sum())
 
@@ -116,13 +122,15 @@ def check_rows(path: Path, rows: pl.DataFrame, members: pl.DataFrame, plan: Plan
     packed = plan["strategy"] == "packed"
     derived = members.group_by("row").agg(
         real=pl.col("length").sum(),
+        shortest=pl.col("length").min(),
         longest=pl.col("length").max(),
         count=pl.len(),
         loss=pl.col("loss").sum(),
         planned=pl.col("planned").sum(),
+        work=cost_of(pl.col("length")).sum(),
     )
     joined = rows.join(derived, on="row", how="left").with_columns(
-        pl.col("^(real|longest|count|loss|planned)$").fill_null(0)
+        pl.col("^(real|shortest|longest|count|loss|planned|work)$").fill_null(0)
     )
     claims = {
         "tokens": pl.col("real"),
@@ -130,9 +138,11 @@ def check_rows(path: Path, rows: pl.DataFrame, members: pl.DataFrame, plan: Plan
         "padded_tokens": pl.col("real") if packed else pl.col("longest") * pl.col("count"),
         "loss_tokens": pl.col("loss"),
         "anchors": pl.col("planned"),
+        "cost": (pl.col("work") if packed else cost_of(pl.col("longest")) * pl.col("count")) / KNEE,
     }
     for name, expression in claims.items():
-        wrong = joined.filter(pl.col(name).cast(pl.Int64) != expression.cast(pl.Int64))
+        kind = pl.Float32 if name == "cost" else pl.Int64
+        wrong = joined.filter(pl.col(name).cast(kind) != expression.cast(kind))
         if wrong.height:
             raise UserError(f"{path}: row {wrong['row'][0]} states {name} {wrong[name][0]}, not its samples'; plan again")
     budgets = {"padded_tokens": plan["token_budget"], "anchors": plan["anchor_budget"]}
@@ -140,12 +150,28 @@ def check_rows(path: Path, rows: pl.DataFrame, members: pl.DataFrame, plan: Plan
         over = joined.filter(pl.col(name) > budget) if budget else joined.clear()
         if over.height:
             raise UserError(f"{path}: row {over['row'][0]} has {over[name][0]} {name}, the budget is {budget}; plan again")
-    bounds = plan["boundaries"]
-    if bounds and plan["strategy"] == "bucketed":
-        limits = pl.Series(bounds, dtype=pl.Int64)
-        high = limits.gather(joined["bucket"].cast(pl.Int64).clip(0, len(bounds) - 1))
-        if joined.filter(joined["longest"] > high).height:
-            raise UserError(f"{path}: a row holds a sample above its bucket's bound; plan again")
+    check_buckets(path, joined, plan)
+
+
+def check_buckets(path: Path, rows: pl.DataFrame, plan: Plan) -> None:
+    """Each row's samples lie within its bucket's bounds (lo, hi]; without buckets every row states 0."""
+    bounds = plan["boundaries"] if plan["strategy"] == "bucketed" else []
+    filled = rows.filter(pl.col("count") > 0)
+    bucket = filled["bucket"].cast(pl.Int64)
+    if bounds:
+        known = bucket.clip(0, len(bounds) - 1)
+        low, high = (pl.Series(limits, dtype=pl.Int64).gather(known) for limits in ([0, *bounds[:-1]], bounds))
+        holds = (bucket == known) & (filled["shortest"] > low) & (filled["longest"] <= high)
+    else:
+        holds = bucket == 0
+    if not holds.all():
+        row = filled["row"].filter(~holds)[0]
+        raise UserError(f"{path}: row {row} holds a sample outside its bucket's bounds; plan again")
+
+
+def cost_of(length: pl.Expr) -> pl.Expr:
+    """The integer cost of a row, as `cost` defines it."""
+    return length.cast(pl.Int64) * (length.cast(pl.Int64) + KNEE)
 
 
 def expect(path: Path, what: str, found: object, stated: object) -> None:

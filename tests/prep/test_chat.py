@@ -103,6 +103,32 @@ def test_dropped_thinking_is_refused_not_found_elsewhere(tiny):
         said(tiny, template, chat("a", "<think>x</think>b", "c", "d"))
 
 
+def test_thinking_that_the_template_takes_apart_and_puts_back_is_found(tiny):
+    """Qwen3's way: thinking is split off the content and written before it, empty where there is none."""
+    body = (
+        "('<think>' + (message.content.split('</think>')[0].replace('<think>', '') if '</think>' in message.content "
+        "else '') + '</think>' if message.role == 'assistant' else '') + message.content.split('</think>')[-1]"
+    )
+    template = TURNS.replace("BODY", body)
+    assert said(tiny, template, chat("a", "<think>x</think>b")) == ["<think>x</think>b"]
+    assert said(tiny, template, chat("a", "think")) == ["<think></think>think"]
+
+
+TRIMS = {
+    "| trim": str.strip,
+    ".strip('\\n')": lambda text: text.strip("\n"),
+    ".lstrip('\\n')": lambda text: text.lstrip("\n"),
+    ".rstrip()": str.rstrip,
+}
+
+
+@pytest.mark.parametrize("trim", TRIMS)
+@given(contents=st.lists(st.text(st.sampled_from(" \nab"), max_size=6), min_size=2, max_size=6))
+def test_every_way_of_trimming_is_followed(tiny, trim, contents):
+    template = TURNS.replace("BODY", f"message.content {trim}")
+    assert said(tiny, template, chat(*contents)) == [TRIMS[trim](content) for content in contents][1::2]
+
+
 def test_an_empty_answer_has_an_empty_place(tiny):
     assert said(tiny, tiny.template, chat("a", "", "b", "c")) == ["", "c"]
 
@@ -140,7 +166,7 @@ def test_a_template_that_does_not_compile_or_is_not_there_is_a_user_error(tiny):
     [
         "{{ messages | tojson }}",
         "{{ messages | tojson(indent=2) }}",
-        "{%- for m in messages %}\n    {%- if loop.index0 > 1 %}{% break %}{% endif %}\n  {{ m.content | trim }}\n{%- endfor %}",
+        "{%- for m in messages %}\n  {%- if loop.index > 2 %}{% break %}{% endif %}\n {{ m.content | trim }}\n{%- endfor %}",
         "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ tools is none }}|{{ undefined_name }}",
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% endif %}{% endfor %}",

@@ -103,6 +103,12 @@ def test_fingerprint_changes_with_the_content(samples, data):
     assert len({first, changed["fingerprint"], spans["fingerprint"], longer["fingerprint"]}) == 4
 
 
+def test_fingerprint_depends_on_the_order(tmp_path):
+    samples = [([1, 2, 3], [1, 2]), ([4, 5], [1, 1])]
+    first, turned = (write(tmp_path / name, part, 100) for name, part in (("a", samples), ("b", samples[::-1])))
+    assert first["fingerprint"] != turned["fingerprint"]
+
+
 def test_columns_have_exactly_the_stated_types(tiny_store):
     for shard in Store(tiny_store).manifest["shards"]:
         with ipc.open_file(tiny_store / shard["file"]) as file:
@@ -140,10 +146,16 @@ def test_samples_are_views_into_the_mapped_file(tiny_store):
 
 
 def test_shards_are_cut_where_they_are_full_and_have_their_checksums(tiny_store):
-    shards = Store(tiny_store).manifest["shards"]
+    store = Store(tiny_store)
+    shards = store.manifest["shards"]
     assert len(shards) > 2
     assert [shard["file"] for shard in shards] == [f"shard-{n:05d}.arrow" for n in range(len(shards))]
-    for shard in shards:
+    sizes = [sum(array.nbytes for array in store.sample(number)) for number in range(len(store))]
+    owner = store.column("shard")
+    for number, shard in enumerate(shards):
+        held = np.array(sizes)[owner == number]
+        assert held[:-1].sum() < 2_000
+        assert held.sum() >= 2_000 or number == len(shards) - 1
         path = tiny_store / shard["file"]
         assert path.stat().st_size == shard["bytes"]
         assert file_digest(path) == shard["checksum"]

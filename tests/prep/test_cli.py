@@ -1,0 +1,243 @@
+"""The command line: help with defaults, the whole way from corpus to proof, and one line for each fault of the input."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from dflash_prep.cli import main
+from tests.prep.support import assert_user_error, chat, jsonl, make_store, make_tokenizer, run
+
+COMMANDS = sorted(main.commands)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty directory to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def corpus(here) -> Path:
+    """A corpus of twelve conversations in it."""
+    path = here / "corpus.jsonl"
+    path.write_bytes(jsonl([chat("What is it?", "An answer. " * (1 + number)) for number in range(12)]))
+    return path
+
+
+def in_a_process(*arguments: object) -> subprocess.CompletedProcess:
+    """Run `dflash-prep` as a user does."""
+    code = "import sys; from dflash_prep.cli import main; sys.argv[0] = 'dflash-prep'; main()"
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_the_installed_script_answers():
+    script = Path(sys.executable).with_name("dflash-prep")
+    if not script.exists():
+        pytest.skip("the project's scripts are not installed")
+    result = subprocess.run([script, "--help"], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    for command in ("tokenize", "plan-epochs", "verify"):
+        assert command in result.stdout
+    assert subprocess.run([script, "--version"], capture_output=True, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_every_option_with_its_default(command, flag):
+    result = run(command, flag)
+    assert result.exit_code == 0
+    entries = re.split(r"^  (?=-)", result.stdout.split("Options:")[1], flags=re.MULTILINE)[1:-1]  # the last is --help
+    options = [option for option in main.commands[command].params if option.param_type_name == "option"]
+    assert len(entries) == len(options)
+    for option, entry in zip(options, entries, strict=True):
+        assert option.opts[-1] in entry
+        assert re.search(r"\[default:\s", entry), entry
+
+
+def test_options_are_the_agreed_ones():
+    """Other people's scripts call these."""
+    found = {
+        name: [p.opts[-1] for p in command.params if p.param_type_name == "option"]
+        for name, command in main.commands.items()
+    }
+    assert found["tokenize"] == ["--tokenizer", "--output", "--max-length", "--max-reject-share"]
+    assert found["verify"] == ["--data"]
+    assert found["plan-epochs"] == [
+        *("--data", "--output", "--epochs", "--strategy", "--bucket-scope", "--buckets", "--boundaries", "--token-budget"),
+        *("--anchor-density", "--max-anchors", "--block-size", "--anchor-budget", "--slots", "--seed"),
+    ]
+    defaults = {p.opts[-1]: p.default for p in main.commands["plan-epochs"].params}
+    assert str(defaults["--data"]) == "data/tokens"
+    assert str(defaults["--output"]) == "data/manifests"
+    assert (defaults["--epochs"], defaults["--strategy"], defaults["--bucket-scope"]) == (6, "bucketed", "epoch")
+    assert (defaults["--anchor-density"], defaults["--max-anchors"], defaults["--block-size"]) == (0.25, 512, 16)
+    assert (defaults["--slots"], defaults["--seed"], defaults["--token-budget"]) == (8, 0, "auto")
+    limits = {p.opts[-1]: p.default for p in main.commands["tokenize"].params if p.param_type_name == "option"}
+    assert (limits["--max-length"], limits["--max-reject-share"]) == (8192, 0.05)
+
+
+def test_from_corpus_to_proof_with_default_places(corpus, tiny_directory):
+    result = run("tokenize", corpus, "--tokenizer", tiny_directory)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert re.search(r"samples\D+12\b", result.stdout)
+    result = run("plan-epochs", "--epochs", "2", "--slots", "2")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "token budget" in result.stdout
+    result = run("verify")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith("data/manifests holds\n")
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "packed", "shuffled", "sorted"])
+def test_a_single_sample_can_be_planned(here, strategy):
+    make_store(here / "store", [2])
+    assert run("plan-epochs", "--data", "store", "-o", "plan", "--strategy", strategy).exit_code == 0
+    assert run("verify", "plan").exit_code == 0
+
+
+def test_the_shipped_sample_is_the_default_input(here):
+    assert_user_error(run("tokenize", "--tokenizer", make_tokenizer(here / "t")), "data/demo.jsonl.zst", "no such file")
+
+
+INPUTS = {
+    "gone.jsonl": (None, "gone.jsonl"),
+    "empty.jsonl": (b"", "no records"),
+    "blank.jsonl": (b"\n \r\n\n", "no records"),
+    "empty.jsonl.gz": (b"", "no records"),
+    "empty.jsonl.zst": (b"", "no records"),
+    "bad.jsonl": (b"{\n", "1 of 1 records rejected (1 not JSON)"),
+    "cut.jsonl.gz": (gzip.compress(jsonl([chat("a", "b")] * 50))[:-9], "damaged or truncated"),
+    "cut.jsonl.zst": (zstandard.compress(jsonl([chat("a", "b")] * 50))[:-2], "damaged or truncated"),
+    "text.jsonl.gz": (b"text", "damaged or truncated"),
+    "text.jsonl.zst": (b"text", "damaged or truncated"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_faulty_corpus_is_one_line_and_leaves_no_store(here, tiny_directory, name):
+    data, words = INPUTS[name]
+    if data is not None:
+        (here / name).write_bytes(data)
+    assert_user_error(run("tokenize", name, "--tokenizer", tiny_directory, "-o", "out/store"), words)
+    assert {path.name for path in here.glob("out/*")} <= {"store.rejects.jsonl.zst"}
+
+
+def test_a_directory_is_no_corpus(here, tiny_directory):
+    (here / "folder").mkdir()
+    assert_user_error(run("tokenize", "folder", "--tokenizer", tiny_directory), "folder")
+
+
+def test_rejects_beside_are_named_and_hold_every_reject(corpus, tiny_directory):
+    corpus.write_bytes(corpus.read_bytes() + b"x\ny\n")
+    result = run("tokenize", corpus, "--tokenizer", tiny_directory, "-o", "store", "--max-reject-share", "0.1")
+    assert_user_error(result, "2 of 14 records rejected (2 not JSON)", "store.rejects.jsonl.zst")
+    assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.jsonl", "store.rejects.jsonl.zst"]
+    result = run("tokenize", corpus, "--tokenizer", tiny_directory, "-o", "store", "--max-reject-share", "0.2")
+    assert result.exit_code == 0
+    assert re.search(r"rejected: not JSON\D+2\b", result.stdout)
+
+
+FAULTS = {
+    "tokenizer gone": (["tokenize", "corpus.jsonl", "--tokenizer", "nowhere"], "no such directory"),
+    "tokenizer without files": (["tokenize", "corpus.jsonl", "--tokenizer", "folder"], "no tokenizer.json"),
+    "no template": (["tokenize", "corpus.jsonl", "--tokenizer", "untemplated"], "no chat template"),
+    "output is a file": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "-o", "corpus.jsonl"], "corpus.jsonl"),
+    "output below a file": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "-o", "corpus.jsonl/a"], "cannot create"),
+    "output is a plan": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "-o", "plan"], "is there already"),
+    "output name too long": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "-o", "x" * 300], "name too long"),
+    "corpus name too long": (["tokenize", "x" * 300, "--tokenizer", "tiny"], "name too long"),
+    "plan name too long": (["verify", "x" * 300], "name too long"),
+    "other inputs": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "-o", "store"], "other inputs or options"),
+    "too short": (["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "--max-length", "2"], "longer than --max-length"),
+    "no store": (["plan-epochs"], "data/tokens: no token store here"),
+    "store is a file": (["plan-epochs", "--data", "corpus.jsonl"], "no token store here"),
+    "plan on a folder": (["plan-epochs", "--data", "store", "-o", "store"], "store"),
+    "plan on a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl"], "corpus.jsonl"),
+    "plan below a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl/a"], "cannot create"),
+    "budget below the longest": (["plan-epochs", "--data", "store", "--token-budget", "19"], "20 tokens, the budget is 19"),
+    "budget no number": (["plan-epochs", "--data", "store", "--token-budget", "lots"], "--token-budget lots"),
+    "buckets no number": (["plan-epochs", "--data", "store", "--buckets", "0"], "--buckets 0"),
+    "bounds falling": (["plan-epochs", "--data", "store", "--boundaries", "20,10"], "not ascending"),
+    "bounds too low": (["plan-epochs", "--data", "store", "--boundaries", "10,19"], "longest sample has 20"),
+    "anchor budget": (["plan-epochs", "--data", "store", "--anchor-budget", "1"], "--anchor-budget"),
+    "step scope with buckets": (["plan-epochs", "--data", "store", "--bucket-scope", "step", "--buckets", "3"], "leave"),
+    "no plan": (["verify"], "data/manifests: no plan here"),
+    "plan is a store": (["verify", "store"], "no plan here"),
+    "another store": (["verify", "plan", "--data", "other"], "not the store that"),
+    "store gone": (["verify", "plan", "--data", "nowhere"], "no token store here"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_of_the_user_is_one_line(corpus, here, name):
+    arguments, words = FAULTS[name]
+    make_tokenizer(here / "tiny")
+    make_tokenizer(here / "untemplated", template=None)
+    (here / "folder").mkdir()
+    make_store(here / "store", [20, 5, 9])
+    make_store(here / "other", [20, 5, 8])
+    assert run("plan-epochs", "--data", "store", "-o", "plan").exit_code == 0
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert_user_error(run(*arguments), words)
+    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert after.items() >= before.items()
+    assert {path.name for path in after.keys() - before.keys()} <= {"tokens.rejects.jsonl.zst"}
+    assert not list(here.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("command", ["tokenize", "plan-epochs"])
+def test_an_empty_directory_is_a_place_to_write_to(corpus, here, tiny_directory, command):
+    make_store(here / "store", [20, 5, 9])
+    (here / "out").mkdir()
+    arguments = {"tokenize": [corpus, "--tokenizer", tiny_directory], "plan-epochs": ["--data", "store"]}[command]
+    assert run(command, *arguments, "-o", "out").exit_code == 0
+    assert list((here / "out").iterdir())
+
+
+def test_a_fault_in_a_process_is_one_line_and_exit_code_1(corpus, tiny_directory):
+    corpus.write_bytes(corpus.read_bytes() + b"x\n")
+    result = in_a_process("tokenize", corpus, "--tokenizer", tiny_directory, "--max-reject-share", "0")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(r"error: 1 of 13 records rejected [^\n]*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["tokenize", "--nonsense"],
+        ["tokenize", "--max-length", "1"],
+        ["tokenize", "--max-length", "many"],
+        ["tokenize", "--max-reject-share", "1.5"],
+        ["plan-epochs", "--epochs", "0"],
+        ["plan-epochs", "--strategy", "best"],
+        ["plan-epochs", "--bucket-scope", "all"],
+        ["plan-epochs", "--anchor-density", "0"],
+        ["plan-epochs", "--slots", "0"],
+        ["plan-epochs", "--slots", "65536"],
+        ["plan-epochs", "--seed", "-1"],
+        ["plan-epochs", "surplus"],
+        ["verify", "a", "b"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(here, arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert not list(here.iterdir())
+
+
+def test_a_message_of_several_lines_becomes_one(here):
+    (here / "plan").mkdir()
+    (here / "plan" / "plan.json").write_text(json.dumps({"format": "dflash-plan", "version": "1\n2"}))
+    assert_user_error(run("verify", "plan"), "not a plan of format version")
+    (here / "a\nb").mkdir()
+    assert_user_error(run("verify", "a\nb"), "a b: no plan here")
