@@ -294,9 +294,7 @@ def tables(rng: random.Random) -> Iterator[dict]:
             body = "\n".join(
                 f"| {row} | " + " | ".join(str(rng.randint(10, 99)) for _ in range(width)) + " |" for row in rows
             )
-            first = (
-                f"Here is a table of the {title}:\n\n{head}{body}\n\nDescribe in two sentences what the table shows."
-            )
+            first = f"Here is a table of the {title}:\n\n{head}{body}\n\nDescribe in two sentences what the table shows."
             more = [f"What was the number for {rows[0]} in March?", f"Write the row for {rows[1]} as a sentence."]
             yield {"source": "summarize", "turns": [first, *more[: i % 3]]}
 

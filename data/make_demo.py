@@ -105,9 +105,7 @@ class Decoder:
         at = starts[:, None] + torch.arange(tokens.shape[1])
         while at.max() >= self.length:
             self.length += GROWTH
-            self.keys, self.values = (
-                [F.pad(x, (0, 0, 0, GROWTH)) for x in cache] for cache in (self.keys, self.values)
-            )
+            self.keys, self.values = ([F.pad(x, (0, 0, 0, GROWTH)) for x in cache] for cache in (self.keys, self.values))
         future = torch.arange(self.length) > at[..., None]
         mask = torch.zeros(future.shape, dtype=torch.bfloat16).masked_fill_(future, -torch.inf)[:, None, None]
         x, width = self.embedding[tokens], self.embedding.shape[1:]

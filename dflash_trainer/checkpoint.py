@@ -116,6 +116,11 @@ def load_checkpoint(path: Path, draft: DraftModel, optimizer: torch.optim.AdamW,
     if DraftConfig.load(path) != draft.config:
         raise UserError(f"{path}: its draft configuration differs from the one asked for; use the same options")
     tensors = read_tensors(path / "optimizer.safetensors")
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if any(shapes.get(f"master.{name}") != parameter.shape for name, parameter in draft.named_parameters()):
+        raise UserError(
+            f"{path / 'optimizer.safetensors'}: lacks some master weights; it is damaged, use an earlier checkpoint"
+        )
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
             parameter.copy_(tensors[f"master.{name}"])

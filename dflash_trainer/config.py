@@ -102,7 +102,13 @@ def derive_config(
         if key in fixed and value != values[key]:
             source = "the plan" if key == "block_size" else "the target"
             raise UserError(f"the draft configuration has {key} {value}, {source} has {values[key]}: make them agree")
-    return DraftConfig(**values | overrides)
+    config = DraftConfig(**values | overrides)
+    if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
+        raise UserError(
+            f"the draft has {config.num_attention_heads} heads on {config.num_key_value_heads} key-value heads "
+            f"of {config.head_dim}: heads must be a multiple of key-value heads, and head_dim even"
+        )
+    return config
 
 
 def read_overrides(path: Path | None) -> dict:

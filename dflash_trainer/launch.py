@@ -2,6 +2,7 @@
 
 import logging
 import os
+import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,11 +48,13 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):  # what went wrong is said once, below
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=workers,
+        run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
@@ -62,9 +65,8 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
     except ChildFailedError as fault:
         rank, failure = fault.get_first_failure()
         message = failure.message if isinstance(failure.message, str) else failure.message.get("message", "")
-        raise UserError(
-            f"worker {rank} failed: {message.strip().splitlines()[-1] if message.strip() else 'see above'}"
-        ) from None
+        last = message.strip().rsplit("\n", 1)[-1].removeprefix(f"{UserError.__name__}: ")
+        raise UserError(f"worker {rank} failed: {last or 'see what it printed above'}") from None
 
 
 def join() -> Ranks:

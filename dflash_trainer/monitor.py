@@ -83,5 +83,7 @@ def keep_lines(path: Path, steps: int) -> Path:
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= steps]
-        path.write_text("".join(kept), encoding="utf-8")
+        draft = path.with_name(f".{path.name}.partial")
+        draft.write_text("".join(kept), encoding="utf-8")
+        draft.replace(path)
     return path

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from dflash_prep.anchors import anchor_count, density_ppm, draw_anchors
+from dflash_prep.anchors import anchor_count, density_ppm, draw_anchors, eligible_count
 from dflash_prep.manifest import Plan
 from dflash_prep.store import Store
 from dflash_trainer.blocks import make_blocks
@@ -98,8 +98,7 @@ def make_micro_batch(row: dict, epoch: int, plan: Plan, store: Store) -> MicroBa
 
 def planned_anchors(spans: np.ndarray, plan: Plan) -> int:
     """How many anchors the plan gives a sample."""
-    lengths = spans[1::2].astype(np.int64) - spans[0::2]
-    eligible = np.maximum(lengths - 1, 0).sum()
+    eligible = np.int64(eligible_count(spans))
     return int(anchor_count(eligible, density_ppm(plan["anchor_density"]), plan["max_anchors"]))
 
 

@@ -16,6 +16,8 @@ from dflash_trainer.objective import block_loss
 from dflash_trainer.prefetch import MicroBatch
 from dflash_trainer.target import FrozenTarget
 
+BETAS = (0.9, 0.95)  # torch's 0.999 remembers the loud gradients of the first steps for a thousand more
+
 
 class Recipe(NamedTuple):
     """How the draft is optimised: AdamW without weight decay, linear warm-up, cosine decay to zero, clipping."""
@@ -71,7 +73,7 @@ class Stepper:
         self.draft, self.target, self.recipe = draft, target, recipe
         self._total_steps = total_steps
         self._buffer = GradientBuffer(draft)
-        self.optimizer = torch.optim.AdamW(draft.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(draft.parameters(), lr=recipe.learning_rate, betas=BETAS, weight_decay=0.0)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a 0-based step: it spans the whole plan."""

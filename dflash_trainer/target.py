@@ -1,6 +1,7 @@
 """The frozen target: transformers' model, run for its tapped layers' outputs and no further than the last of them."""
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -20,8 +21,8 @@ def load_target(name: str | None, dtype: torch.dtype, device: torch.device) -> n
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(name or default_target(), dtype=dtype)
-    except (OSError, ValueError, KeyError, RuntimeError) as fault:
-        raise UserError(f"{name}: cannot load the target: {fault}") from None
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as fault:
+        raise UserError(f"{name}: cannot load the target ({fault}); name a whole model") from None
     return model.requires_grad_(False).eval().to(device)
 
 

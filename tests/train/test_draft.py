@@ -85,7 +85,17 @@ def test_configuration_round_trip(target_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ['{"layers": 2}', '{"num_hidden_layers": 0}', '{"num_hidden_layers": "2"}', "[]", "{", '{"hidden_size": 64}']
+    "content",
+    [
+        '{"layers": 2}',
+        '{"num_hidden_layers": 0}',
+        '{"num_hidden_layers": "2"}',
+        "[]",
+        "{",
+        '{"hidden_size": 64}',
+        '{"num_key_value_heads": 3}',
+        '{"head_dim": 7}',
+    ],
 )
 def test_wrong_configurations_are_refused(content, target_dir, tmp_path):
     (tmp_path / "draft.json").write_text(content)

@@ -190,6 +190,23 @@ class TestRefusals:
         line = self.refuse("--manifest-dir", make_plan().path, "--target", tmp_path, "-o", tmp_path / "run")
         assert "cannot load the target" in line
 
+    @pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+    def test_a_fault_that_only_workers_meet(self, launcher, make_plan, target_dir, tmp_path):
+        """Weights are first read in the workers: their fault is one line too, and no worker is left waiting."""
+        for file in target_dir.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "model.safetensors").write_bytes(b"damaged")
+        (tmp_path / "train.py").write_text("from dflash_trainer.cli import train\nif __name__ == '__main__':\n    train()\n")
+        command = [sys.executable, *launcher, tmp_path / "train.py", "--manifest-dir", make_plan().path]
+        command += ["--target", tmp_path, "-o", tmp_path / "run", *([] if launcher else ["--nproc-per-node", "2"])]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert lines
+        assert all("cannot load the target" in line for line in lines)
+        if not launcher:
+            assert done.stderr.splitlines() == lines
+
     def test_a_block_size_other_than_the_plans(self, make_plan, target_dir, tmp_path):
         (tmp_path / "draft.json").write_text('{"num_hidden_layers": 2, "block_size": 8}')
         line = self.refuse(
