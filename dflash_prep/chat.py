@@ -53,7 +53,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(tokenizer.template)
-        except TemplateError as fault:
+        except Exception as fault:  # jinja2's own, and Python's where blocks are nested too deeply
             raise UserError(f"{tokenizer.name}: the chat template does not compile: {fault}") from None
         self._tokens = tokenizer.named_tokens
 
@@ -67,7 +67,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as fault:
+        except Exception as fault:  # a template is a program of the user's: it may raise anything
             raise Reject(f"template error: {fault}") from None
 
     def conversation(self, messages: list[dict]) -> Conversation:

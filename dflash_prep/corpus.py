@@ -28,11 +28,20 @@ def read_records(inputs: tuple[str, ...]) -> Iterator[Record]:
     """
     for name in inputs:
         path = Path(name)
-        if path.is_dir():
-            raise UserError(f"{name}: is a directory; name the JSONL files in it")
+        check_input(path)
         for line, data in enumerate(split_lines(read_chunks(path)), start=1):
             if data.strip():
                 yield Record(name, line, data)
+
+
+def check_input(path: Path) -> None:
+    """Refuse what is no file: a corpus is read more than once, so that a FIFO will not do."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file; name a JSONL file (.jsonl, .jsonl.gz or .jsonl.zst)")
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; name the JSONL files in it")
+    if not path.is_file():
+        raise UserError(f"{path}: is not a regular file; write the records to a JSONL file and name that")
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

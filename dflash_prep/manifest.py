@@ -1,7 +1,10 @@
 """The plan's files: `plan.json` and one Parquet file an epoch, a row a micro-batch."""
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +14,40 @@ from dflash_prep.batching import Samples
 from dflash_prep.buckets import assign
 from dflash_prep.cost import row_cost, to_tokens
 from dflash_prep.errors import UserError
-from dflash_prep.files import canonical_json, digest, file_digest, read_json
+from dflash_prep.files import canonical_json, check_regular, digest, file_digest, read_json, stream_digest
+from dflash_prep.rules import broken, fingerprint, list_of, object_of, one_of, share, text, whole, whole_or_null
 from dflash_prep.schedule import Step
 
 FORMAT, VERSION = "dflash-plan", 1
 ROWS_PER_GROUP = 4096  # what a reader decodes at once; rounded to whole steps
-STATED = ("fingerprint", "store", "strategy", "token_budget", "boundaries", "slots", "seed", "certificate", "epochs")
 TOTALS = ("tokens", "padded_tokens", "loss_tokens", "anchors")
-EPOCH_STATED = {"file", "checksum", "fingerprint", "steps", "micro_batches", "samples", *TOTALS}
+EPOCH_STATED = {
+    "file": text(r"epoch-\d{3,}\.parquet"),
+    "checksum": fingerprint,
+    "fingerprint": fingerprint,
+    **dict.fromkeys(("steps", "micro_batches", "samples"), whole(1)),
+    **dict.fromkeys(TOTALS, whole(0)),
+}
+BESIDE_SETTINGS = {
+    "format": one_of(FORMAT),
+    "version": whole(VERSION, VERSION),
+    "fingerprint": fingerprint,
+    "store": object_of({"path": text(), "fingerprint": fingerprint}),
+    "certificate": object_of({}),
+    "epochs": list_of(object_of(EPOCH_STATED), least=1),
+}
+STATED = BESIDE_SETTINGS | {
+    "strategy": one_of("bucketed", "packed", "shuffled", "sorted"),
+    "bucket_scope": one_of("epoch", "step"),
+    "token_budget": whole(1),
+    "boundaries": list_of(whole(1)),
+    "slots": whole(1, 65535),
+    "seed": whole(0),
+    "block_size": whole(2),
+    "anchor_density": share,
+    "max_anchors": whole(1),
+    "anchor_budget": whole_or_null(1),
+}
 EPOCH_SCHEMA = pa.schema(
     [
         ("step", pa.uint32()),
@@ -117,17 +146,19 @@ class Plan:
 
     def __init__(self, path: Path):
         self.path = path
+        self._checked: set[tuple[int, ...]] = set()
         if not (path / "plan.json").is_file():
             raise UserError(f"{path}: no plan here; write one with 'dflash-prep plan-epochs -o {path}'")
         self.manifest = read_json(path / "plan.json", "plan's manifest")
         if self.manifest.get("format") != FORMAT or self.manifest.get("version") != VERSION:
-            raise UserError(f"{path}: not a plan of format version {VERSION}; plan again with this release")
-        for key in STATED:
-            if key not in self.manifest:
-                raise UserError(f"{path}: plan.json does not state {key}; it is damaged, plan again")
-        for epoch in self.manifest["epochs"]:
-            if not isinstance(epoch, dict) or not epoch.keys() >= EPOCH_STATED:
-                raise UserError(f"{path}: plan.json does not describe each epoch in full; it is damaged, plan again")
+            raise UserError(f"{path}: not a plan of format version {VERSION}; remove it and plan again with this release")
+        if key := broken(self.manifest, STATED):
+            raise UserError(f"{path}: plan.json states no valid {key}; it is damaged, remove it and plan again")
+        settings = {key: value for key, value in self.manifest.items() if key not in BESIDE_SETTINGS}
+        if self["fingerprint"] != plan_fingerprint(settings, self["store"]["fingerprint"], self["epochs"]):
+            raise UserError(
+                f"{path}: plan.json was changed after planning (its fingerprint differs); remove it and plan again"
+            )
 
     def __getitem__(self, key: str):
         return self.manifest[key]
@@ -154,13 +185,41 @@ class Plan:
                         if row["step"] >= first_step:
                             yield row
 
-    def open_epoch(self, epoch: int) -> pq.ParquetFile:
-        """The Parquet file of an epoch."""
-        path = self.path / self["epochs"][epoch]["file"]
+    @contextmanager
+    def open_epoch(self, epoch: int) -> Iterator[pq.ParquetFile]:
+        """The Parquet file of an epoch, proven to be the one that was planned; faults of decoding it are user errors."""
+        summary = self["epochs"][epoch]
+        path = self.path / summary["file"]
+        check_regular(path)
         try:
-            file = pq.ParquetFile(path, memory_map=True)
-        except (OSError, pa.ArrowInvalid) as fault:
+            with path.open("rb") as raw:
+                self._check_bytes(raw, path, summary)
+                with pq.ParquetFile(raw) as file:
+                    self._check_shape(file, path, summary)
+                    yield file
+        except (OSError, pa.ArrowException) as fault:
             raise UserError(f"{path}: cannot read the epoch ({fault}); plan again") from None
+
+    def _check_bytes(self, raw: BinaryIO, path: Path, summary: dict) -> None:
+        """The checksum of an opened file, once for each file: another may have taken its place since."""
+        stat = os.fstat(raw.fileno())
+        identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+        if identity in self._checked:
+            return
+        if stream_digest(raw) != summary["checksum"]:
+            raise UserError(
+                f"{path}: its checksum differs from plan.json: plan changed or damaged; plan again and begin anew"
+            )
+        raw.seek(0)
+        self._checked.add(identity)
+
+    def _check_shape(self, file: pq.ParquetFile, path: Path, summary: dict) -> None:
+        """Columns and number of rows."""
         if not file.schema_arrow.equals(EPOCH_SCHEMA):
             raise UserError(f"{path}: its columns are not a plan's; plan again with this release")
-        return file
+        rows, slots = file.metadata.num_rows, self["slots"]
+        if rows != summary["steps"] * slots:
+            raise UserError(
+                f"{path}: the number of rows is {rows}, not {summary['steps']} steps of {slots} as plan.json says: "
+                "plan changed; plan again"
+            )

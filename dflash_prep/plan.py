@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from dflash_prep.buckets import auto_boundaries, optimal_boundaries
 from dflash_prep.cost import row_cost
 from dflash_prep.diversity import certificate
 from dflash_prep.errors import UserError
-from dflash_prep.files import is_taken, new_directory, write_json
+from dflash_prep.files import check_utf8, is_taken, new_directory, resolved, write_json
 from dflash_prep.manifest import (
     FORMAT,
     VERSION,
@@ -50,32 +49,6 @@ class PlanOptions:
     slots: int = 8
     seed: int = 0
 
-    @classmethod
-    def parse(cls, *, buckets: str, boundaries: str | None, token_budget: str, **others) -> "PlanOptions":
-        """From the command line's spellings."""
-        bounds = None
-        if boundaries is not None:
-            bounds = tuple(positive("--boundaries", part) for part in boundaries.split(","))
-            if any(high <= low for low, high in pairwise(bounds)):
-                raise UserError(f"--boundaries {boundaries}: not ascending; give rising upper bounds")
-        return cls(
-            buckets=None if buckets == "auto" else positive("--buckets", buckets),
-            boundaries=bounds,
-            token_budget=None if token_budget == "auto" else positive("--token-budget", token_budget),
-            **others,
-        )
-
-
-def positive(option: str, text: str) -> int:
-    """A positive integer of an option, or an error that names both."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise UserError(f"{option} {text}: not a positive whole number; give one")
-    return value
-
 
 def write_plan(store: Store, output: Path, options: PlanOptions) -> dict:
     """Plan every epoch and write the plan `output`, in the place of an older plan; returns its manifest."""
@@ -83,6 +56,8 @@ def write_plan(store: Store, output: Path, options: PlanOptions) -> dict:
         if not (output / "plan.json").is_file():
             raise UserError(f"{output}: is there already and is no plan; remove it or choose another with -o")
         Plan(output)  # only a plan is ever replaced
+    place = str(resolved(store.path))
+    check_utf8(place)
     samples = load_samples(store, options)
     limits = choose_limits(samples, options)
     bounds = choose_boundaries(samples, options)
@@ -102,7 +77,7 @@ def write_plan(store: Store, output: Path, options: PlanOptions) -> dict:
             "format": FORMAT,
             "version": VERSION,
             "fingerprint": plan_fingerprint(settings, store.fingerprint, summaries),
-            "store": {"path": str(store.path.resolve()), "fingerprint": store.fingerprint},
+            "store": {"path": place, "fingerprint": store.fingerprint},
             **settings,
             "certificate": measures,
             "epochs": summaries,

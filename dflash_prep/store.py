@@ -14,6 +14,7 @@ import zstandard
 from dflash_prep.anchors import eligible_count
 from dflash_prep.errors import UserError
 from dflash_prep.files import digest, file_digest, read_json, write_json
+from dflash_prep.rules import broken, counts, fingerprint, list_of, object_of, text, whole
 
 FORMAT, VERSION = "dflash-store", 1
 SHARD_BYTES = 256 << 20
@@ -32,6 +33,21 @@ INDEX_SCHEMA = pa.schema(
         ("eligible", pa.uint32()),
     ]
 )
+COUNTED = ("records", "samples", "tokens", "loss_tokens", "eligible", "longest")
+SHARD_STATED = {
+    "file": text(r"shard-\d{5,}\.arrow"),
+    "samples": whole(1),
+    "bytes": whole(1),
+    "checksum": fingerprint,
+}
+STATED = {
+    "fingerprint": fingerprint,
+    "tokenizer": object_of({"name": text(), "fingerprint": fingerprint}),
+    "counts": object_of(dict.fromkeys(COUNTED, whole(0)) | {"samples": whole(1), "rejected": counts}),
+    "special_tokens": counts,
+    "index_checksum": fingerprint,
+    "shards": list_of(object_of(SHARD_STATED), least=1),
+}
 
 
 def sample_key(ids: np.ndarray, spans: np.ndarray) -> str:
@@ -153,11 +169,15 @@ class Store:
             raise UserError(f"{path}: no token store here; write one with 'dflash-prep tokenize -o {path}'")
         self.manifest = read_json(path / "store.json", "store's manifest")
         if self.manifest.get("format") != FORMAT or self.manifest.get("version") != VERSION:
-            raise UserError(f"{path}: not a store of format version {VERSION}; tokenize again with this release")
+            raise damaged(path, f"not a store of format version {VERSION}")
+        if key := broken(self.manifest, STATED):
+            raise damaged(path, f"store.json states no valid {key}")
+        if len(self) != sum(shard["samples"] for shard in self.manifest["shards"]):
+            raise damaged(path, "store.json states another number of samples than its shards hold")
         for shard in self.manifest["shards"]:
             file = path / shard["file"]
             if not file.is_file() or file.stat().st_size != shard["bytes"]:
-                raise UserError(f"{file}: missing or of another size than store.json says; tokenize again")
+                raise damaged(file, "missing or of another size than store.json says")
         self._shards: dict[int, tuple[np.ndarray, ...]] = {}
 
     @property
@@ -168,10 +188,28 @@ class Store:
     @cached_property
     def index(self) -> pa.Table:
         """`index.parquet`, a row a sample in store order."""
+        path = self.path / "index.parquet"
+        self._check_file(path.name, self.manifest["index_checksum"])
         try:
-            return pq.read_table(self.path / "index.parquet", schema=INDEX_SCHEMA)
-        except (OSError, pa.ArrowInvalid) as fault:
-            raise UserError(f"{self.path / 'index.parquet'}: cannot read the index ({fault}); tokenize again") from None
+            index = pq.read_table(path, schema=INDEX_SCHEMA)
+        except (OSError, pa.ArrowException) as fault:
+            raise damaged(path, f"cannot read the index ({fault})") from None
+        if len(index) != len(self):
+            raise damaged(path, f"has {len(index)} rows, store.json states {len(self)} samples")
+        return index
+
+    def check_files(self) -> None:
+        """Prove the checksum of every file."""
+        self._check_file("index.parquet", self.manifest["index_checksum"])
+        for shard in self.manifest["shards"]:
+            self._check_file(shard["file"], shard["checksum"])
+
+    def _check_file(self, name: str, checksum: str) -> None:
+        path = self.path / name
+        if not path.is_file():
+            raise damaged(path, "missing")
+        if file_digest(path) != checksum:
+            raise damaged(path, "its checksum differs from store.json")
 
     def column(self, name: str) -> np.ndarray:
         """A numeric column of the index as int64, shape [samples]."""
@@ -190,13 +228,25 @@ class Store:
         ids, id_offsets, spans, span_offsets = self._mapped(int(shard))
         return ids[id_offsets[row] : id_offsets[row + 1]], spans[span_offsets[row] : span_offsets[row + 1]]
 
+    def batch(self, shard: int) -> pa.RecordBatch:
+        """A shard's samples, mapped."""
+        file = self.path / self.manifest["shards"][shard]["file"]
+        try:
+            batch = pa.ipc.open_file(pa.memory_map(os.fspath(file))).get_batch(0)
+        except (OSError, pa.ArrowException) as fault:
+            raise damaged(file, f"cannot map the shard ({fault})") from None
+        if not batch.schema.equals(SHARD_SCHEMA) or len(batch) != self.manifest["shards"][shard]["samples"]:
+            raise damaged(file, "its columns or its number of samples are not those of store.json")
+        return batch
+
     def _mapped(self, shard: int) -> tuple[np.ndarray, ...]:
         if shard not in self._shards:
-            file = self.path / self.manifest["shards"][shard]["file"]
-            try:
-                batch = pa.ipc.open_file(pa.memory_map(os.fspath(file))).get_batch(0)
-            except (OSError, pa.ArrowInvalid) as fault:
-                raise UserError(f"{file}: cannot map the shard ({fault}); tokenize again") from None
+            batch = self.batch(shard)
             columns = batch.column("input_ids"), batch.column("loss_spans")
             self._shards[shard] = tuple(array.to_numpy() for column in columns for array in (column.values, column.offsets))
         return self._shards[shard]
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    """The error of a store that cannot be used; a store is immutable, so that nothing else would mend it."""
+    return UserError(f"{path}: {reason}; the store is damaged or of another release, remove it and tokenize again")

@@ -1,7 +1,6 @@
 """From records to a token store: render, encode whole conversations, mark the loss tokens, write."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_prep.chat import ChatTemplate, Conversation, Reject, parse_messages
-from dflash_prep.corpus import Record, read_records
+from dflash_prep.corpus import Record, check_input, read_records
 from dflash_prep.errors import UserError
-from dflash_prep.files import file_digest, is_taken, new_directory
+from dflash_prep.files import file_digest, is_taken, new_directory, resolved
 from dflash_prep.store import Store, StoreWriter
 from dflash_prep.tokenizer import ChatTokenizer
 
@@ -42,11 +41,12 @@ def tokenize(
     if is_taken(output):
         if not (output / "store.json").is_file():
             raise UserError(f"{output}: is there already and is no store; remove it or choose another with -o")
-        manifest = Store(output).manifest
-        if all(manifest.get(key) == value for key, value in origin.items()):
-            return manifest, True
-        raise UserError(f"{output}: holds a store of other inputs or options; remove it or choose another with -o")
-    with new_directory(output) as directory:
+        store = Store(output)
+        if any(store.manifest.get(key) != value for key, value in origin.items()):
+            raise UserError(f"{output}: holds a store of other inputs or options; remove it or choose another with -o")
+        store.check_files()
+        return store.manifest, True
+    with new_directory(output, replace=False) as directory:
         writer = StoreWriter(directory)
         records = read_records(inputs)
         while batch := list(islice(records, BATCH)):
@@ -60,8 +60,7 @@ def tokenize(
 def describe(inputs: tuple[str, ...], tokenizer: ChatTokenizer, options: Options) -> dict:
     """What a store was made from, as `store.json` states it."""
     for name in inputs:
-        if not Path(name).is_file():
-            raise UserError(f"{name}: no such file; name a JSONL file (.jsonl, .jsonl.gz or .jsonl.zst)")
+        check_input(Path(name))
     try:
         sources = [{"name": name, "checksum": file_digest(Path(name))} for name in inputs]
     except OSError as fault:
@@ -144,11 +143,9 @@ def check_rejects(writer: StoreWriter, directory: Path, inputs: tuple[str, ...],
     if writer.kept and rejected <= options.max_reject_share * records:
         return
     writer.close_rejects()
-    beside = output.with_name(f"{output.name}.rejects.jsonl.zst")
-    shutil.copyfile(directory / "rejects.jsonl.zst", beside)
-    os.chmod(beside, 0o644)
+    place = resolved(output)
+    beside = place.with_name(f"{place.name}.rejects.jsonl.zst")
+    os.replace(directory / "rejects.jsonl.zst", beside)
     reasons = ", ".join(f"{count} {reason}" for reason, count in writer.reasons.most_common(3))
-    raise UserError(
-        f"{rejected} of {records} records rejected ({reasons}): more than --max-reject-share "
-        f"{options.max_reject_share:g} allows; see {beside}"
-    )
+    allowed = f"more than --max-reject-share {options.max_reject_share:g} allows" if writer.kept else "nothing was kept"
+    raise UserError(f"{rejected} of {records} records rejected ({reasons}): {allowed}; see {beside}")

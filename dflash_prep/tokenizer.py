@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from dflash_prep.embedded import default_target
 from dflash_prep.errors import UserError
-from dflash_prep.files import canonical_json, digest, read_json
+from dflash_prep.files import canonical_json, check_regular, digest, read_json
 
 FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 
@@ -76,11 +76,19 @@ def load_tokenizer(name: str | None) -> ChatTokenizer:
 def find_template(directory: Path, config: dict) -> str | None:
     """The chat template: its own file, else the configuration's, whose list of named ones has a "default"."""
     file = directory / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    try:
+        if file.exists():
+            check_regular(file)
+            return file.read_text(encoding="utf-8")
+        template = config.get("chat_template")
+        if isinstance(template, list):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if template is not None:
+            template.encode()
+    except UnicodeError:
+        raise UserError(f"{directory}: the chat template is not UTF-8; write it anew") from None
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(f"{directory}: chat_template is neither text nor a list of names and templates; mend it") from None
     return template
 
 

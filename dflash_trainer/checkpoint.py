@@ -1,5 +1,8 @@
 """Checkpoints: a draft that servers load, and beside it what training needs to go on bit for bit."""
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import torch
@@ -11,7 +14,9 @@ from dflash_prep.files import new_directory, read_json, write_json
 from dflash_trainer.config import DraftConfig
 from dflash_trainer.draft import DraftModel
 
-VERSION = 1
+VERSION = 2
+NAME = re.compile(r"step-(\d{8})")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
@@ -50,7 +55,17 @@ def save_draft(draft: DraftModel, directory: Path) -> None:
     tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in draft.state_dict().items()}
     check_tensors(tensors, draft.config, directory)
     write_json(directory / "config.json", draft.config.to_json())
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    write_tensors(tensors, directory / "model.safetensors")
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file; a full disk is an OSError here as everywhere else, which safetensors says only in words."""
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as fault:
+        code = re.search(r"os error (\d+)", str(fault))
+        reason = (int(code[1]), os.strerror(int(code[1]))) if code else (errno.EIO, str(fault))
+        raise OSError(*reason, str(path)) from None
 
 
 def load_draft(path: Path, dtype: torch.dtype) -> DraftModel:
@@ -82,8 +97,10 @@ def checkpoint_path(run: Path, step: int) -> Path:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint of a run; those that were not finished have another name."""
-    return max(run.glob("checkpoints/step-*"), default=None)
+    """The newest checkpoint of a run; those that were not finished, and what else lies there, have other names."""
+    return max(
+        (path for path in run.glob("checkpoints/step-*") if NAME.fullmatch(path.name) and path.is_dir()), default=None
+    )
 
 
 def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimizer, state: dict) -> Path:
@@ -94,10 +111,11 @@ def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimiz
         tensors = {}
         for name, parameter in draft.named_parameters():
             tensors[f"master.{name}"] = parameter.detach()
-            for moment in ("exp_avg", "exp_avg_sq"):
+            for moment in MOMENTS:
                 if parameter in optimizer.state:
                     tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, directory / "optimizer.safetensors")
+        cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        write_tensors(cpu, directory / "optimizer.safetensors")
         write_json(directory / "trainer.json", {"version": VERSION, **state})
     return path
 
@@ -105,26 +123,55 @@ def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimiz
 def load_checkpoint(path: Path, draft: DraftModel, optimizer: torch.optim.AdamW, expected: dict) -> dict:
     """Restore parameters and moments; returns `trainer.json`.
 
-    `expected` are entries that must agree (the plan's fingerprint): a run goes on only with what it began with.
+    `expected` are entries that must agree (`total_steps`, the plan's fingerprint, the recipe and so on): a run goes on only
+    with what it began with.
     """
+    state = read_state(path, expected)
+    if DraftConfig.load(path) != draft.config:
+        raise UserError(f"{path}: its draft configuration differs from the one asked for; use the same options")
+    tensors = read_tensors(path / "optimizer.safetensors")
+    check_optimizer(tensors, draft, state["step"], path / "optimizer.safetensors")
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            parameter.copy_(tensors[f"master.{name}"])
+            if state["step"]:
+                moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
+                step = torch.tensor(float(state["step"]), device=parameter.device)  # where fused updates want it
+                optimizer.state[parameter] = {"step": step, **moments}
+    return state
+
+
+def read_state(path: Path, expected: dict) -> dict:
+    """A checkpoint's `trainer.json`, if it is of a run with the `expected` entries and says the step that its name says."""
     state = read_json(path / "trainer.json", "trainer's state")
     if state.get("version") != VERSION:
         raise UserError(f"{path}: not a checkpoint of format version {VERSION}; train anew with this release")
     for key, value in expected.items():
-        if state.get(key) != value:
-            raise UserError(f"{path}: was trained with another {key.replace('_', ' ')}; name the one it began with")
-    if DraftConfig.load(path) != draft.config:
-        raise UserError(f"{path}: its draft configuration differs from the one asked for; use the same options")
-    tensors = read_tensors(path / "optimizer.safetensors")
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if any(shapes.get(f"master.{name}") != parameter.shape for name, parameter in draft.named_parameters()):
+        if state.get(key) == value:
+            continue
+        if key == "recipe":
+            began = state[key] if isinstance(state.get(key), dict) else {}
+            words = " ".join(f"--{name} {began.get(name)}" for name in value)
+            raise UserError(f"{path}: was trained with another recipe; go on with the same {words}")
+        raise UserError(f"{path}: was trained with another {key.replace('_', ' ')}; name the one it began with")
+    step, named = state.get("step"), NAME.fullmatch(path.resolve().name)
+    if type(step) is not int or not 0 <= step <= expected["total_steps"] or (named and int(named[1]) != step):
         raise UserError(
-            f"{path / 'optimizer.safetensors'}: lacks some master weights; it is damaged, use an earlier checkpoint"
+            f"{path / 'trainer.json'}: has step {step}, which cannot be; it is damaged, use an earlier checkpoint"
         )
-    with torch.no_grad():
-        for name, parameter in draft.named_parameters():
-            parameter.copy_(tensors[f"master.{name}"])
-            if f"exp_avg.{name}" in tensors:
-                moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in ("exp_avg", "exp_avg_sq")}
-                optimizer.state[parameter] = {"step": torch.tensor(float(state["step"])), **moments}
     return state
+
+
+def check_optimizer(tensors: dict[str, torch.Tensor], draft: DraftModel, step: int, where: Path) -> None:
+    """Master weights, and after the first step both moments, of exactly the draft's parameters: float32 and finite."""
+    kinds = ("master", *MOMENTS) if step else ("master",)
+    shapes = {f"{kind}.{name}": parameter.shape for kind in kinds for name, parameter in draft.named_parameters()}
+    for name in sorted(shapes.keys() | tensors.keys()):
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shapes.get(name) or tensor.dtype != torch.float32:
+            fault = "is missing, unknown or of another shape or type than the draft's"
+        elif not tensor.isfinite().all():
+            fault = "holds values that are not finite"
+        else:
+            continue
+        raise UserError(f"{where}: tensor {name} {fault}; it is damaged, use an earlier checkpoint")

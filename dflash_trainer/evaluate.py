@@ -1,6 +1,7 @@
 """`dflash-eval`: acceptance length and speed of a draft on prompts, and proof that its output is the target's own."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from dflash_prep.chat import ChatTemplate, Reject
 from dflash_prep.corpus import read_records
 from dflash_prep.errors import UserError
+from dflash_prep.files import write_json
 from dflash_prep.tokenizer import ChatTokenizer, load_tokenizer
 from dflash_trainer.checkpoint import load_draft
 from dflash_trainer.decode import DraftDecoder, Response, TargetDecoder, decode
@@ -53,7 +55,10 @@ def parse_prompt(data: bytes, where: str) -> list[dict]:
     """The messages of one prompt, without the assistant's."""
     try:
         entry = json.loads(data)
-    except ValueError:
+        json.dumps(entry, ensure_ascii=False).encode()  # which refuses half a surrogate pair, as every tokenizer would
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds a lone surrogate, which is no text; write the character whole") from None
+    except (ValueError, RecursionError):
         raise UserError(f"{where}: not JSON; give one object a line with 'messages' or 'turns'") from None
     turns = entry.get("turns") if isinstance(entry, dict) else None
     if isinstance(turns, list):
@@ -199,3 +204,33 @@ def summarise(results: list[PromptResult]) -> dict:
             for result in results
         ],
     }
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place where no report can be written, before the evaluation that it is to hold."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a regular file; name another place for the report with --json")
+    _write(path, lambda draft: draft.touch())
+
+
+def write_report(path: Path, report: dict) -> None:
+    """Write the report, whole or not at all."""
+
+    def write(draft: Path) -> None:
+        write_json(draft, report)
+        draft.replace(path)
+
+    _write(path, write)
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        try:
+            write(draft)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as fault:
+        raise UserError(
+            f"{path}: cannot write the report: {fault.strerror or fault}; name another place with --json"
+        ) from None

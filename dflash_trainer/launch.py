@@ -2,14 +2,17 @@
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dflash_prep.errors import UserError
+
+T = TypeVar("T")
 
 
 class Ranks(NamedTuple):
@@ -30,9 +33,26 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def check_environment() -> None:
+    """Refuse a launcher's environment that is torn: these variables are set all together or not at all."""
+    local = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in os.environ]
+    for name in ("RANK", "WORLD_SIZE", *local, "MASTER_PORT", "MASTER_ADDR"):
+        value = os.environ.get(name, "")
+        if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
+            raise UserError(
+                f"RANK and WORLD_SIZE are in the environment, but {name} is {value!r}: start with torchrun, or unset them"
+            )
+    rank, size, gpus = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.cuda.device_count()
+    if rank >= size:
+        raise UserError(f"RANK {rank} is not below WORLD_SIZE {size}: start with torchrun, or unset both")
+    if gpus and int(os.environ.get("LOCAL_RANK", 0)) >= gpus:
+        raise UserError(f"LOCAL_RANK {os.environ['LOCAL_RANK']}: only {gpus} GPUs are visible; start that many workers")
+
+
 def world_size(requested: int | None) -> int:
     """How many workers there will be: as asked for, else one a visible GPU, else one."""
     if under_torchrun():
+        check_environment()
         return int(os.environ["WORLD_SIZE"])
     gpus = torch.cuda.device_count()
     if requested and gpus and requested > gpus:
@@ -45,11 +65,13 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
     if under_torchrun() or workers == 1:
         worker(*arguments)
         return
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):  # what went wrong is said once, below
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):  # each has a level of its own; what went wrong is said once, below
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -62,6 +84,8 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
     )
     try:
         elastic_launch(config, worker)(*arguments)
+    except SignalException as fault:
+        raise UserError(f"stopped by {signal.Signals(fault.sigval).name}; go on with --resume auto") from None
     except ChildFailedError as fault:
         rank, failure = fault.get_first_failure()
         message = failure.message if isinstance(failure.message, str) else failure.message.get("message", "")
@@ -71,7 +95,7 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
 
 def join() -> Ranks:
     """Join the other workers, NCCL on GPUs and gloo on CPUs; alone where nobody launched any."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0)) if under_torchrun() else 0
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -79,6 +103,27 @@ def join() -> Ranks:
         return Ranks(0, 1, device)
     if device.type == "cpu":
         here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // here))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, here)))
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    except (RuntimeError, ValueError) as fault:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(f"cannot join the other workers at {where} ({fault}); start them with torchrun") from None
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+def decide_together(decide: Callable[[], T], ranks: Ranks) -> T:
+    """Rank 0's decision on every rank, or its refusal: no rank is left waiting for one that has stopped."""
+    decision = [None, None]
+    if ranks.leads:
+        try:
+            decision[0] = decide()
+        except UserError as fault:
+            decision[1] = str(fault)
+        except OSError as fault:  # a directory that cannot be looked at or made
+            decision[1] = f"{fault.filename}: {fault.strerror}; check the path and its permissions"
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(decision)
+    if decision[1] is not None:
+        raise UserError(decision[1])
+    return decision[0]

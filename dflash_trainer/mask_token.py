@@ -16,7 +16,10 @@ def choose_mask_token(tokenizer: ChatTokenizer, store: Store, vocabulary: int, r
         return check(requested, tokenizer, store, vocabulary)
     own = tokenizer.named_tokens.get("mask_token")
     if own is not None:
-        return check(tokenizer.backend.token_to_id(own), tokenizer, store, vocabulary)
+        token = tokenizer.backend.token_to_id(own)
+        if token is None:
+            raise UserError(f"{tokenizer.name}: its mask_token {own!r} is no token of it; name one with --mask-token-id")
+        return check(token, tokenizer, store, vocabulary)
     used = set(store.manifest["special_tokens"])
     for token in sorted(tokenizer.special_ids):
         if str(token) not in used and token < vocabulary and not is_role(token, tokenizer):

@@ -2,11 +2,15 @@
 
 import json
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dflash_prep.errors import UserError
 from dflash_trainer.step import StepResult
 
 LINES = 20  # about how many lines a run prints where there is no terminal
@@ -19,10 +23,12 @@ class Monitor:
         from torch.utils.tensorboard import SummaryWriter
 
         run.mkdir(parents=True, exist_ok=True)
-        self._last = last_step
+        self._run, self._last = run, last_step
         self._every = max(1, (last_step - first_step) // LINES)
-        self._metrics = keep_lines(run / "metrics.jsonl", first_step).open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(run), purge_step=first_step)
+        threading.excepthook = quiet_about_files
+        with self._writing():
+            self._metrics = keep_lines(run / "metrics.jsonl", first_step).open("a", encoding="utf-8")
+            self._events = SummaryWriter(str(run), purge_step=first_step)
         columns = TextColumn("step {task.completed}/{task.total}"), BarColumn(20), TextColumn("{task.fields[line]}")
         self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
         self._task = self._bar.add_task("train", total=last_step, completed=first_step, line="")
@@ -46,14 +52,25 @@ class Monitor:
             "tokens_per_second": result.tokens / seconds,
             "data_wait_share": waited / seconds,
         }
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
-        for key, value in row.items():
-            if isinstance(value, int | float) and key != "step":
-                self._events.add_scalar(f"train/{key}", value, step)
-        for slot, value in enumerate(result.slot_accuracy, start=1):
-            self._events.add_scalar(f"slot_accuracy/{slot:02d}", value, step)
+        with self._writing():
+            self._metrics.write(json.dumps(row) + "\n")
+            self._metrics.flush()
+            for key, value in row.items():
+                if isinstance(value, int | float) and key != "step":
+                    self._events.add_scalar(f"train/{key}", value, step)
+            for slot, value in enumerate(result.slot_accuracy, start=1):
+                self._events.add_scalar(f"slot_accuracy/{slot:02d}", value, step)
         self._show(step, row)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk is an error in one line; the system names no file when a write fails."""
+        try:
+            yield
+        except OSError as fault:
+            raise UserError(
+                f"{self._run}: cannot write the metrics: {fault.strerror or fault}; make room, then --resume auto"
+            ) from None
 
     def _show(self, step: int, row: dict) -> None:
         line = (
@@ -74,16 +91,36 @@ class Monitor:
         """Finish the bar and the files."""
         if self._terminal:
             self._bar.stop()
-        self._metrics.close()
-        self._events.close()
+        with self._writing():
+            self._metrics.close()
+            self._events.close()
+
+
+def quiet_about_files(fault: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread hands a failed write on to us, who say it in one line; it need not print it too."""
+    if not issubclass(fault.exc_type, OSError):
+        threading.__excepthook__(fault)
 
 
 def keep_lines(path: Path, steps: int) -> Path:
-    """Drop what a run that was cut off had reported beyond its last checkpoint, so that each step stands once."""
+    """Keep what a run reported up to its checkpoint, so that each step stands once.
+
+    What a run that was cut off reported beyond it goes, and so does what cannot be read (a crash leaves torn lines).
+    """
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= steps]
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith(b"\n") and 1 <= reported_step(line) <= steps]
         draft = path.with_name(f".{path.name}.partial")
-        draft.write_text("".join(kept), encoding="utf-8")
+        draft.write_bytes(b"".join(kept))
         draft.replace(path)
     return path
+
+
+def reported_step(line: bytes) -> int:
+    """The step that a line of `metrics.jsonl` reports, 0 if it cannot be read."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return 0
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if type(step) is int else 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dflash_prep.errors import UserError
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.objective import block_loss
 from dflash_trainer.prefetch import MicroBatch
@@ -73,7 +74,9 @@ class Stepper:
         self.draft, self.target, self.recipe = draft, target, recipe
         self._total_steps = total_steps
         self._buffer = GradientBuffer(draft)
-        self.optimizer = torch.optim.AdamW(draft.parameters(), lr=recipe.learning_rate, betas=BETAS, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            draft.parameters(), lr=recipe.learning_rate, betas=BETAS, weight_decay=0.0, fused=True
+        )
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a 0-based step: it spans the whole plan."""
@@ -110,6 +113,12 @@ class Stepper:
         """Take the 0-based step `number` with this rank's micro-batches."""
         buffer = self.gradient(batches)
         norm = buffer.gradients.norm()
+        if not torch.isfinite(norm):
+            samples = [sample for batch in batches for sample in batch.samples]
+            raise UserError(
+                f"step {number + 1}: the gradient is not finite (samples here: {samples[:8]}); "
+                "train anew with a lower --lr"
+            )
         buffer.gradients *= torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(number)

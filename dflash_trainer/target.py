@@ -1,7 +1,6 @@
 """The frozen target: transformers' model, run for its tapped layers' outputs and no further than the last of them."""
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
@@ -11,19 +10,70 @@ from transformers.utils import logging
 
 from dflash_prep.embedded import default_target
 from dflash_prep.errors import UserError
+from dflash_prep.files import canonical_json, digest
+from dflash_trainer.config import INHERITED
 from dflash_trainer.prefetch import MicroBatch
 
 ATTENTION = "segmented"  # a name with "flash" in it makes transformers look for a FlashAttention kernel
 
 
 def load_target(name: str | None, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Load a target by directory or hub id (None: the default target), frozen and in evaluation mode."""
+    """Load a target by directory or hub id (None: the default target), whole, frozen and in evaluation mode."""
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what is wrong with the weights is said once, below
+    source = name or str(default_target())
     try:
-        model = AutoModelForCausalLM.from_pretrained(name or default_target(), dtype=dtype)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as fault:
-        raise UserError(f"{name}: cannot load the target ({fault}); name a whole model") from None
-    return model.requires_grad_(False).eval().to(device)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        model = model.requires_grad_(False).eval().to(device)
+    except Exception as fault:  # transformers, safetensors, the hub, memory: many classes, one meaning
+        reason = " ".join(str(fault).split()) or type(fault).__name__
+        raise UserError(f"{source}: cannot load the target ({reason}); name a whole model") from None
+    check_decoder(model, source)
+    check_weights(report, source)
+    return model
+
+
+def check_decoder(model: nn.Module, source: str) -> None:
+    """A target has what training and decoding take hold of: layers and a norm under an LM head, and their sizes."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    config = model.config.get_text_config()
+    lacks = [name for name in ("layers", "norm") if not hasattr(decoder, name)]
+    lacks += [name for name in (*INHERITED, "num_hidden_layers") if getattr(config, name, None) is None]
+    if not lacks and len(decoder.layers) != config.num_hidden_layers:
+        lacks = [f"{config.num_hidden_layers} layers"]
+    if getattr(model.get_output_embeddings(), "weight", None) is None:
+        lacks.append("an LM head")
+    if lacks:
+        raise UserError(f"{source}: not a Llama-like decoder, it lacks {', '.join(lacks)}; name another target")
+
+
+def check_weights(report: dict, source: str) -> None:
+    """Refuse a target some of whose layers were filled with random numbers, or some of whose weights found no place.
+
+    `report` is transformers' loading information. Weights outside the decoder's layers may be left over (a vision tower),
+    and so may the rotary frequencies that old checkpoints hold.
+    """
+    surplus = {key for key in report["unexpected_keys"] if key.removeprefix("model.").startswith("layers.")}
+    faults = {
+        "lacks": set(report["missing_keys"]),
+        "has another shape of": {key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]},
+        "does not know": {key for key in surplus if not key.endswith("rotary_emb.inv_freq")},
+    }
+    for fault, keys in faults.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            subject = "its config.json" if fault == "does not know" else "its weights file"
+            raise UserError(f"{source}: {subject} {fault} {min(keys)}{more}: config and weights differ; name a whole model")
+
+
+def target_fingerprint(model: nn.Module) -> str:
+    """Which target this is, cheaply: its sizes and some rows of its embedding, rounded so that each --dtype has the same."""
+    config = model.config.get_text_config()
+    sizes = {name: getattr(config, name) for name in (*INHERITED, "num_hidden_layers")}
+    rows = model.get_input_embeddings().weight[:64].detach().to("cpu", torch.bfloat16).float()
+    return digest(rows.contiguous().numpy().tobytes(), canonical_json(sizes))
 
 
 def segment_attention(

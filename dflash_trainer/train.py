@@ -1,6 +1,9 @@
 """A training run: open the plan, its store and the target, then take the plan's steps one by one."""
 
+import fcntl
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -12,15 +15,15 @@ from dflash_prep.manifest import Plan
 from dflash_prep.store import Store
 from dflash_prep.tokenizer import load_tokenizer
 from dflash_prep.verify import open_store
-from dflash_trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint, save_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
-from dflash_trainer.launch import Ranks, join, launch, world_size
+from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.monitor import Monitor
 from dflash_trainer.prefetch import BatchPrefetcher
 from dflash_trainer.step import Recipe, Stepper
-from dflash_trainer.target import FrozenTarget, load_target
+from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +43,52 @@ class TrainOptions:
     recipe: Recipe
 
 
-def start(options: TrainOptions, nproc_per_node: int | None) -> Path:
-    """Check the input, then train on as many workers as there are; returns the run's directory."""
+def start(options: TrainOptions, nproc_per_node: int | None) -> None:
+    """Check the input, then train on as many workers as there are."""
     workers = world_size(nproc_per_node)
-    options = place_run(options)
+    if not under_torchrun():  # there rank 0 places the run for all, once they have joined
+        options = place_run(options)
     check_inputs(options, workers)
     launch(run_worker, (options,), workers)
-    return options.output
 
 
 def place_run(options: TrainOptions) -> TrainOptions:
-    """Settle the run's directory and the checkpoint that it goes on from, if any."""
+    """Settle the run's directory and the checkpoint that it goes on from, if any; a placed run stays where it is."""
     output, resume = options.output, options.resume
     if resume == "auto":
-        output = output or max(Path("runs").glob("*"), default=None)
+        output = output or newest_run(Path("runs"))
         resume = newest_checkpoint(output) if output else None
     elif resume is not None:
-        named = Path(resume)
-        resume = named if (named / "trainer.json").is_file() else newest_checkpoint(named)
-        if resume is None:
-            raise UserError(f"{named}: no checkpoint here; name a run or a checkpoint of one")
-        output = output or resume.parent.parent
+        resume = find_checkpoint(Path(resume))
+        output = output or run_of(resume)
     elif output is not None and newest_checkpoint(output):
         raise UserError(f"{output}: holds a run; go on with --resume auto or choose another with -o")
     output = output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if resume and newest_checkpoint(output) and resume.resolve().parent != checkpoint_path(output.resolve(), 0).parent:
+        raise UserError(f"{output}: holds another run than the one of {resume}; choose another with -o")
     return replace(options, output=output, resume=str(resume) if resume else None)
+
+
+def newest_run(runs: Path) -> Path | None:
+    """The run whose newest checkpoint was written last."""
+    found = [(checkpoint.stat().st_mtime_ns, run) for run in runs.glob("*") if (checkpoint := newest_checkpoint(run))]
+    return max(found)[1] if found else None
+
+
+def find_checkpoint(named: Path) -> Path:
+    """The checkpoint that `--resume` names, itself or by its run."""
+    found = named if (named / "trainer.json").is_file() else newest_checkpoint(named)
+    if found is None:
+        raise UserError(f"{named}: no checkpoint here; name a run or a checkpoint of one")
+    return found
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run that a checkpoint lies in."""
+    run = checkpoint.resolve().parent.parent
+    if checkpoint_path(run, 0).parent != checkpoint.resolve().parent:
+        raise UserError(f"{checkpoint}: a checkpoint outside its run; name the run's directory to write to with -o")
+    return run
 
 
 def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Store]:
@@ -90,10 +114,40 @@ def run_worker(options: TrainOptions) -> None:
     """One worker's whole run."""
     ranks = join()
     try:
-        train(options, ranks)
+        with ExitStack() as held:
+            options = decide_together(lambda: claim_run(options, held), ranks)
+            train(options, ranks)
+        if ranks.leads:
+            print(f"{options.output}: done", flush=True)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def claim_run(options: TrainOptions, held: ExitStack) -> TrainOptions:
+    """Place a run and keep every other process out of its directory for as long as `held` is open."""
+    options = place_run(options)
+    held.enter_context(lock_run(options.output))
+    options = place_run(options)  # once more: now nobody else can write there
+    print(
+        f"{options.output}: goes on from {options.resume}" if options.resume else f"{options.output}: starts afresh",
+        flush=True,
+    )
+    return options
+
+
+@contextmanager
+def lock_run(run: Path) -> Iterator[None]:
+    """Hold a run's directory; the system lets go of the lock however the process ends."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{run}: another process trains here; wait for it, or choose another with -o") from None
+        except OSError as fault:
+            raise UserError(f"{run}: cannot be locked ({fault.strerror}); choose another file system with -o") from None
+        yield
 
 
 def train(options: TrainOptions, ranks: Ranks) -> None:
@@ -101,22 +155,34 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     plan, store = check_inputs(options, ranks.world_size)
     model = load_target(options.target, options.recipe.dtype, ranks.device)
     config = draft_config(options, model, plan, store)
+    identity = run_identity(options, model, plan, store)
     target = FrozenTarget(model, config.target_layer_ids)
     draft = DraftModel(config).initialise(plan["seed"]).to(ranks.device)
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
-    first = 0
-    if options.resume:
-        expected = {"plan_fingerprint": plan["fingerprint"], "store_fingerprint": store.fingerprint}
-        first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, expected)["step"]
-    last = min(plan.total_steps, options.max_steps if options.max_steps is not None else plan.total_steps)
-    take_steps(options, ranks, plan, store, stepper, first, last)
+    first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
+    asked = options.max_steps if options.max_steps is not None else plan.total_steps
+    last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
+    take_steps(options, ranks, plan, store, stepper, identity, first, last)
+
+
+def run_identity(options: TrainOptions, model, plan: Plan, store: Store) -> dict:
+    """What a run has to go on with: its checkpoints say it, and a resume is held to it."""
+    recipe = options.recipe
+    return {
+        "plan_fingerprint": plan["fingerprint"],
+        "store_fingerprint": store.fingerprint,
+        "target_fingerprint": target_fingerprint(model),
+        "recipe": {"lr": recipe.learning_rate, "warmup": recipe.warmup, "clip": recipe.clip},
+        "total_steps": plan.total_steps,
+    }
 
 
 def draft_config(options: TrainOptions, model, plan: Plan, store: Store) -> DraftConfig:
     """The draft's configuration for this target, plan and store."""
     overrides = read_overrides(options.draft_config)
     rows = model.get_input_embeddings().weight.shape[0]
-    requested = options.mask_token_id if options.mask_token_id is not None else overrides.pop("mask_token_id", None)
+    named = overrides.pop("mask_token_id", None)
+    requested = options.mask_token_id if options.mask_token_id is not None else named
     return derive_config(
         model.config.get_text_config(),
         block_size=plan["block_size"],
@@ -127,7 +193,7 @@ def draft_config(options: TrainOptions, model, plan: Plan, store: Store) -> Draf
 
 
 def take_steps(
-    options: TrainOptions, ranks: Ranks, plan: Plan, store: Store, stepper: Stepper, first: int, last: int
+    options: TrainOptions, ranks: Ranks, plan: Plan, store: Store, stepper: Stepper, identity: dict, first: int, last: int
 ) -> None:
     """The loop: this rank's micro-batches of each step, the step, its report, and a checkpoint now and then."""
     batches = BatchPrefetcher(plan, store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)
@@ -150,25 +216,17 @@ def take_steps(
                     progress=batches.epoch_progress,
                 )
             if ranks.leads and (number + 1) % options.save_every == 0 and number + 1 < last:
-                save(options, plan, store, stepper, number + 1)
-        if ranks.leads and (last > first or not options.resume):
-            save(options, plan, store, stepper, last)
+                save(options, plan, stepper, identity, number + 1)
+        if ranks.leads and (last > first or not checkpoint_path(options.output, last).exists()):
+            save(options, plan, stepper, identity, last)
     finally:
         batches.close()
         if monitor:
             monitor.close()
 
 
-def save(options: TrainOptions, plan: Plan, store: Store, stepper: Stepper, step: int) -> None:
+def save(options: TrainOptions, plan: Plan, stepper: Stepper, identity: dict, step: int) -> None:
     """Write the checkpoint after `step` updates."""
     epoch, _ = plan.locate(step)
-    state = {
-        "epoch": epoch,
-        "step": step,
-        "plan_fingerprint": plan["fingerprint"],
-        "store_fingerprint": store.fingerprint,
-        "seed": plan["seed"],
-        "target": options.target or "default",
-        "total_steps": plan.total_steps,
-    }
+    state = {"epoch": epoch, "step": step, "seed": plan["seed"], "target": options.target or "default", **identity}
     save_checkpoint(options.output, stepper.draft, stepper.optimizer, state)

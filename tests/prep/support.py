@@ -13,6 +13,7 @@ from dflash_prep.batching import Group, Limits, Samples
 from dflash_prep.cli import main
 from dflash_prep.store import StoreWriter
 
+ORIGIN = {"tokenizer": {"name": "made", "fingerprint": "0" * 32}}  # what a store without a corpus says of its making
 BOS, TURN, END = "<|bos|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{{ bos_token }}{% for message in messages %}"
@@ -71,7 +72,7 @@ def make_store(path: Path, lengths: list[int], shard_bytes: int = 1 << 20) -> Pa
     for number, length in enumerate(lengths):
         ids = (np.arange(length) * 7 + number) % 300
         writer.add(ids.astype(np.uint32), np.array([1, length], np.uint32), "made", number + 1, np.empty(0, np.uint32))
-    writer.finish({})
+    writer.finish(ORIGIN)
     return path
 
 

@@ -147,6 +147,9 @@ def test_equal_answers_each_have_their_own_place(tiny):
         "{{ messages[99].content }}",
         "{{ messages[0].content.missing() }}",
         "{{ 1 + messages }}",
+        "{{ 1 // 0 }}",
+        "{{ 10.0 ** 1000 }}",
+        "{{ range(10 ** 10) }}",
     ],
 )
 def test_a_template_that_refuses_rejects_the_record_alone(tiny, template):
@@ -155,8 +158,9 @@ def test_a_template_that_refuses_rejects_the_record_alone(tiny, template):
 
 
 def test_a_template_that_does_not_compile_or_is_not_there_is_a_user_error(tiny):
-    with pytest.raises(UserError, match="does not compile"):
-        ChatTemplate(replace(tiny, template="{% if %}"))
+    for template in ("{% if %}", "{{" + "(" * 5_000, "{% if 1 %}" * 2_000 + "{% endif %}" * 2_000, "{% for a in b %}" * 30):
+        with pytest.raises(UserError, match="does not compile"):
+            ChatTemplate(replace(tiny, template=template))
     with pytest.raises(UserError, match="no chat template"):
         ChatTemplate(replace(tiny, template=None))
 

@@ -2,15 +2,18 @@
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import zstandard
+from click.testing import CliRunner
 
-from dflash_prep.cli import main
+from dflash_prep.cli import FiniteRange, main, one_line_errors
 from tests.prep.support import assert_user_error, chat, jsonl, make_store, make_tokenizer, run
 
 COMMANDS = sorted(main.commands)
@@ -74,7 +77,7 @@ def test_options_are_the_agreed_ones():
         *("--anchor-density", "--max-anchors", "--block-size", "--anchor-budget", "--slots", "--seed"),
     ]
     defaults = {p.opts[-1]: p.default for p in main.commands["plan-epochs"].params}
-    assert str(defaults["--data"]) == "data/tokens"
+    assert list(map(str, defaults["--data"])) == ["data/tokens"]
     assert str(defaults["--output"]) == "data/manifests"
     assert (defaults["--epochs"], defaults["--strategy"], defaults["--bucket-scope"]) == (6, "bucketed", "epoch")
     assert (defaults["--anchor-density"], defaults["--max-anchors"], defaults["--block-size"]) == (0.25, 512, 16)
@@ -162,9 +165,22 @@ FAULTS = {
     "plan on a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl"], "corpus.jsonl"),
     "plan below a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl/a"], "cannot create"),
     "budget below the longest": (["plan-epochs", "--data", "store", "--token-budget", "19"], "20 tokens, the budget is 19"),
-    "budget no number": (["plan-epochs", "--data", "store", "--token-budget", "lots"], "--token-budget lots"),
-    "buckets no number": (["plan-epochs", "--data", "store", "--buckets", "0"], "--buckets 0"),
-    "bounds falling": (["plan-epochs", "--data", "store", "--boundaries", "20,10"], "not ascending"),
+    "several stores to plan": (
+        ["plan-epochs", "--data", "store", "--data", "other"],
+        "several stores are not supported yet",
+    ),
+    "several stores to prove": (
+        ["verify", "plan", "--data", "store", "--data", "other"],
+        "several stores are not supported",
+    ),
+    "corpus is a directory": (["tokenize", "folder", "--tokenizer", "tiny"], "folder: is a directory"),
+    "corpus is a FIFO": (["tokenize", "fifo", "--tokenizer", "tiny"], "fifo: is not a regular file"),
+    "corpus name no UTF-8": (["tokenize", "a\udcff", "--tokenizer", "tiny"], "'a\\udcff': this name is not UTF-8"),
+    "output name no UTF-8": (["plan-epochs", "--data", "store", "-o", "a\udcff"], "'a\\udcff': this name is not UTF-8"),
+    "nothing kept": (
+        ["tokenize", "corpus.jsonl", "--tokenizer", "tiny", "--max-length", "2", "--max-reject-share", "1"],
+        "nothing was kept",
+    ),
     "bounds too low": (["plan-epochs", "--data", "store", "--boundaries", "10,19"], "longest sample has 20"),
     "anchor budget": (["plan-epochs", "--data", "store", "--anchor-budget", "1"], "--anchor-budget"),
     "step scope with buckets": (["plan-epochs", "--data", "store", "--bucket-scope", "step", "--buckets", "3"], "leave"),
@@ -181,6 +197,7 @@ def test_every_fault_of_the_user_is_one_line(corpus, here, name):
     make_tokenizer(here / "tiny")
     make_tokenizer(here / "untemplated", template=None)
     (here / "folder").mkdir()
+    os.mkfifo(here / "fifo")
     make_store(here / "store", [20, 5, 9])
     make_store(here / "other", [20, 5, 8])
     assert run("plan-epochs", "--data", "store", "-o", "plan").exit_code == 0
@@ -208,6 +225,9 @@ def test_a_fault_in_a_process_is_one_line_and_exit_code_1(corpus, tiny_directory
     assert re.fullmatch(r"error: 1 of 13 records rejected [^\n]*\n", result.stderr)
 
 
+NUMBERS = ("--buckets", "--token-budget", "--max-anchors", "--anchor-budget")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -223,6 +243,16 @@ def test_a_fault_in_a_process_is_one_line_and_exit_code_1(corpus, tiny_directory
         ["plan-epochs", "--slots", "0"],
         ["plan-epochs", "--slots", "65536"],
         ["plan-epochs", "--seed", "-1"],
+        ["plan-epochs", "--seed", str(2**63)],
+        ["plan-epochs", "--block-size", "1025"],
+        ["plan-epochs", "--anchor-density", "nan"],
+        ["tokenize", "--max-reject-share", "nan"],
+        *(
+            ["plan-epochs", option, value]
+            for option in NUMBERS
+            for value in ("0", "-5", "1.5", "many", str(2**31 + 1), "nan")
+        ),
+        *(["plan-epochs", "--boundaries", value] for value in ("", "5,x", "5,5", "9,5", "5,,9", str(2**31 + 1))),
         ["plan-epochs", "surplus"],
         ["verify", "a", "b"],
     ],
@@ -241,3 +271,55 @@ def test_a_message_of_several_lines_becomes_one(here):
     assert_user_error(run("verify", "plan"), "not a plan of format version")
     (here / "a\nb").mkdir()
     assert_user_error(run("verify", "a\nb"), "a b: no plan here")
+
+
+def test_right_spellings_reach_the_plan(here):
+    make_store(here / "store", [20, 5, 9])
+    given = ("--boundaries", "5, 9,25", "--token-budget", 100, "--seed", 2**63 - 1, "--anchor-budget", 2**31)
+    assert run("plan-epochs", "--data", "store", "-o", "plan", *given).exit_code == 0
+    stated = json.loads((here / "plan" / "plan.json").read_text())
+    found = [stated[name] for name in ("boundaries", "token_budget", "seed", "anchor_budget")]
+    assert found == [[5, 9, 25], 100, 2**63 - 1, 2**31]
+    assert run("plan-epochs", "--data", "store", "-o", "plan", "--buckets", "2", "--token-budget", "auto").exit_code == 0
+    assert len(json.loads((here / "plan" / "plan.json").read_text())["boundaries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (OSError(28, "No space left on device"), "error: No space left on device\n"),
+        (OSError("odd"), "error: odd\n"),
+        (PermissionError(13, "Permission denied", "x"), "error: x: Permission denied; check the path and its permissions\n"),
+    ],
+)
+def test_any_fault_of_the_system_is_one_line(fault, line):
+    @one_line_errors
+    def command():
+        raise fault
+
+    result = CliRunner().invoke(click.command()(command))
+    assert (result.exit_code, result.stderr) == (1, line)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_a_finite_range_refuses_what_is_none(value):
+    with pytest.raises(click.BadParameter):
+        FiniteRange(min=0).convert(value, None, None)
+    assert FiniteRange(min=0).convert("2.5", None, None) == 2.5
+
+
+def test_rejects_that_cannot_be_put_beside_are_named(corpus, here, tiny_directory):
+    (here / "store.rejects.jsonl.zst").mkdir()
+    result = run("tokenize", corpus, "--tokenizer", tiny_directory, "-o", "store", "--max-length", "2")
+    assert_user_error(result, "store.rejects.jsonl.zst: cannot write")
+
+
+def test_advice_on_damaged_output_is_not_the_same_command_again(corpus, here, tiny_directory):
+    make_store(here / "store", [20, 5, 9])
+    make_store(here / "sound", [20, 5, 9])
+    assert run("plan-epochs", "--data", "store", "-o", "plan").exit_code == 0
+    for manifest, again in (("store/store.json", "tokenize"), ("plan/plan.json", "plan-epochs")):
+        for text in ("{", "[]", "{}", (here / manifest).read_text().replace('"fingerprint"', '"f"')):
+            (here / manifest).write_text(text)
+            source = [corpus, "--tokenizer", tiny_directory] if again == "tokenize" else ["--data", "sound"]
+            assert_user_error(run(again, *source, "-o", Path(manifest).parent), "remove it and")

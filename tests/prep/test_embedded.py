@@ -123,3 +123,27 @@ def test_a_missing_package_names_the_remedy(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="pip install"):
         embedded.default_target()
     assert list(tmp_path.rglob("*.partial")) == []
+
+
+def test_one_that_another_process_unpacked_meanwhile_is_kept(monkeypatch, tmp_path):
+    def unpack(source, directory):
+        (directory / "config.json").write_text("ours")
+        theirs = tmp_path / "dflash-prep" / f"{embedded.NAME}-{embedded.LAYOUT}"
+        theirs.mkdir()
+        (theirs / "config.json").write_text("theirs")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(embedded, "packaged_gguf", lambda: tmp_path / "some.gguf")
+    monkeypatch.setattr(embedded, "unpack", unpack)
+    assert (embedded.default_target() / "config.json").read_text() == "theirs"
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+def test_without_a_home_directory_the_remedy_is_named(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(embedded.Path, "home", homeless)
+    with pytest.raises(UserError, match="set HOME or XDG_CACHE_HOME"):
+        embedded.default_target()

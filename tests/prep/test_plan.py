@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_prep.errors import UserError
+from dflash_prep.files import file_digest, stream_digest
 from dflash_prep.manifest import Plan
 from dflash_prep.plan import PlanOptions, write_plan
 from dflash_prep.store import Store
@@ -230,31 +231,6 @@ def test_a_failure_halfway_leaves_the_older_plan(tiny_store, tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["plan"]
 
 
-@pytest.mark.parametrize(
-    ("spelling", "words"),
-    [
-        ({"buckets": "many"}, "--buckets many"),
-        ({"buckets": "0"}, "--buckets 0"),
-        ({"token_budget": "-5"}, "--token-budget -5"),
-        ({"token_budget": "1.5"}, r"--token-budget 1\.5"),
-        ({"boundaries": "5,x"}, "--boundaries x"),
-        ({"boundaries": ""}, "--boundaries"),
-        ({"boundaries": "5,5"}, "not ascending"),
-        ({"boundaries": "9,5"}, "not ascending"),
-    ],
-)
-def test_wrong_spellings_are_named(spelling, words):
-    with pytest.raises(UserError, match=words):
-        PlanOptions.parse(**{"buckets": "auto", "boundaries": None, "token_budget": "auto"} | spelling)
-
-
-def test_right_spellings():
-    options = PlanOptions.parse(buckets="7", boundaries="5, 9,12", token_budget="100", seed=3)
-    assert (options.buckets, options.boundaries, options.token_budget, options.seed) == (7, (5, 9, 12), 100, 3)
-    auto = PlanOptions.parse(buckets="auto", boundaries=None, token_budget="auto")
-    assert (auto.buckets, auto.boundaries, auto.token_budget) == (None, None, None)
-
-
 @pytest.mark.parametrize("fault", ["nothing", "damaged", "another version", "epoch gone", "other columns"])
 def test_a_plan_that_is_none_is_refused(tiny_store, tmp_path, fault):
     path = tmp_path / "plan"
@@ -271,3 +247,131 @@ def test_a_plan_that_is_none_is_refused(tiny_store, tmp_path, fault):
         pq.write_table(pa.table({"step": [0]}), path / "epoch-000.parquet")
     with pytest.raises(UserError, match=str(path)):
         list(Plan(path).rows(0))
+
+
+BROKEN = {
+    "slots": (0, 1.5, True, "8", None),
+    "seed": (-1, "0"),
+    "block_size": (1, None),
+    "anchor_density": (0, 1.5, float("nan"), "0.25"),
+    "max_anchors": (0, [512]),
+    "anchor_budget": (0, "none"),
+    "token_budget": (0, None, 2**63),
+    "boundaries": (None, 5, ["5"], [0]),
+    "strategy": ("best", ["packed"], None),
+    "bucket_scope": ("all", None),
+    "store": ("data/tokens", {}, {"path": 3, "fingerprint": "0" * 32}, {"path": "data", "fingerprint": None}),
+    "fingerprint": (None, "x", "\ud800" * 32),
+    "certificate": (None,),
+    "epochs": ([], {}, None, [3], [{}]),
+}
+EPOCH_BROKEN = {
+    "file": (None, "", "../epoch-000.parquet", "/epoch-000.parquet", "plan.json", "epoch-000.parquet\n"),
+    "checksum": (None, 5),
+    "fingerprint": (None, "short"),
+    "steps": (0, 1.0, "2"),
+    "micro_batches": (0, None),
+    "samples": (-1, True),
+    "tokens": (-1, "many"),
+    "padded_tokens": (None,),
+    "loss_tokens": ({},),
+    "anchors": (2**64,),
+}
+CASES = [("plan", key, value) for key, values in BROKEN.items() for value in values]
+CASES += [("epoch", key, value) for key, values in EPOCH_BROKEN.items() for value in values]
+CASES += [("plan", key, KeyError) for key in BROKEN] + [("epoch", key, KeyError) for key in EPOCH_BROKEN]
+
+
+@pytest.fixture(scope="module")
+def written(tiny_store, tmp_path_factory) -> Path:
+    """A plan of two epochs."""
+    return plan(tiny_store, tmp_path_factory.mktemp("written") / "plan", epochs=2, slots=3, token_budget=200).path
+
+
+@pytest.fixture
+def copy(written, tmp_path) -> Path:
+    """A copy of it, to be spoilt."""
+    return shutil.copytree(written, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(("where", "key", "value"), CASES)
+def test_plan_json_that_states_what_cannot_be_is_refused(written, tmp_path, where, key, value):
+    manifest = json.loads((written / "plan.json").read_text())
+    part = manifest if where == "plan" else manifest["epochs"][1]
+    if value is KeyError:
+        del part[key]
+    else:
+        part[key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"states no valid {key if where == 'plan' else 'epochs'};.* remove it"):
+        Plan(tmp_path)
+
+
+def test_a_setting_changed_after_planning_is_refused_by_every_reader(copy):
+    manifest = json.loads((copy / "plan.json").read_text())
+    (copy / "plan.json").write_text(json.dumps(manifest | {"seed": 1}))
+    with pytest.raises(UserError, match="changed after planning"):
+        Plan(copy)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_steps_that_the_file_does_not_have_are_refused(copy, change):
+    manifest = json.loads((copy / "plan.json").read_text())
+    manifest["epochs"][1]["steps"] += change
+    (copy / "plan.json").write_text(json.dumps(manifest))
+    assert list(Plan(copy).rows(0))
+    with pytest.raises(UserError, match=r"number of rows.*plan changed"):
+        list(Plan(copy).rows(1))
+
+
+@pytest.mark.parametrize(
+    "way", ["exchanged", "one byte", "planned again", "other steps, planned again", "a directory", "a FIFO"]
+)
+def test_an_epoch_that_changes_while_a_plan_is_open_is_refused(copy, tiny_store, way):
+    opened = Plan(copy)
+    assert list(opened.rows(1))
+    epoch = copy / "epoch-001.parquet"
+    if way == "exchanged":
+        os.replace(copy / "epoch-000.parquet", epoch)
+    elif way == "one byte":
+        data = bytearray(epoch.read_bytes())
+        data[len(data) // 2] ^= 1
+        epoch.write_bytes(data)
+    elif way == "planned again":
+        plan(tiny_store, copy, epochs=2, slots=3, token_budget=200, seed=5)
+    elif way == "other steps, planned again":
+        plan(tiny_store, copy, epochs=1, slots=3, token_budget=150)
+    else:
+        epoch.unlink()
+        (os.mkdir if way == "a directory" else os.mkfifo)(epoch)
+    with pytest.raises(UserError, match=r"epoch-001\.parquet: .*(plan changed|cannot read|is a directory|not a regular)"):
+        list(opened.rows(1))
+
+
+def test_an_open_epoch_is_read_to_its_end_while_the_plan_is_replaced(copy, tiny_store):
+    expected = list(Plan(copy).rows(1))
+    rows = Plan(copy).rows(1)
+    first = next(rows)
+    plan(tiny_store, copy, epochs=1, slots=2)
+    assert [first, *rows] == expected
+
+
+def test_a_checksum_is_taken_once(copy, monkeypatch):
+    taken = []
+    monkeypatch.setattr("dflash_prep.manifest.stream_digest", lambda raw: taken.append(raw) or stream_digest(raw))
+    opened = Plan(copy)
+    for _ in range(3):
+        assert list(opened.rows(0)) and list(opened.rows(1))
+    assert len(taken) == 2
+
+
+def test_rows_that_cannot_be_decoded_are_a_user_error(copy):
+    path = copy / "epoch-000.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:400] = bytes(396)
+    path.write_bytes(data)
+    manifest = json.loads((copy / "plan.json").read_text())
+    manifest["epochs"][0]["checksum"] = file_digest(path)
+    (copy / "plan.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="cannot read the epoch"):
+        list(Plan(copy).rows(0))

@@ -1,5 +1,6 @@
 """The token store: what goes in comes out, in the stated types, mapped without a copy."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from dflash_prep.errors import UserError
 from dflash_prep.files import file_digest
 from dflash_prep.store import Store, StoreWriter
-from tests.prep.support import unzstd_lines
+from tests.prep.support import ORIGIN, unzstd_lines
 
 SPECIAL = np.array([0, 2**32 - 1], np.uint32)
 SAMPLES = st.lists(
@@ -35,7 +36,7 @@ def write(path: Path, samples, shard_bytes: int) -> dict:
     for number, (ids, steps) in enumerate(samples):
         spans = np.cumsum(steps, dtype=np.int64).astype(np.uint32)
         writer.add(np.array(ids, np.uint32), spans, f"file-{number % 2}", number + 1, SPECIAL)
-    return writer.finish({"made": "for a test"})
+    return writer.finish(ORIGIN)
 
 
 @given(SAMPLES, st.integers(1, 300))
@@ -169,7 +170,7 @@ def test_rejects_are_counted_by_reason_and_listed(tmp_path):
     writer.reject("a", 2, "template error: first", b"x" * 500)
     writer.reject("b", 9, "template error: second", b"\xff\x00")
     writer.reject("b", 10, "not JSON", "\u2028".encode())
-    counts = writer.finish({})["counts"]
+    counts = writer.finish(ORIGIN)["counts"]
     assert counts["rejected"] == {"not JSON": 1, "template error": 2}
     assert (counts["records"], counts["samples"]) == (4, 1)
     lines = unzstd_lines(path / "rejects.jsonl.zst")
@@ -214,3 +215,77 @@ def test_a_damaged_index_or_shard_is_a_fault_of_the_input(tmp_path):
     (path / "index.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"index\.parquet"):
         Store(path).column("length")
+
+
+BROKEN = {
+    "fingerprint": (None, "x"),
+    "tokenizer": (None, {}, {"name": "a", "fingerprint": 3}, {"fingerprint": "0" * 32}),
+    "counts": (None, {}, {"samples": 2}),
+    "special_tokens": (None, [], {"0": "many"}),
+    "index_checksum": (None, 7),
+    "shards": (None, [], [{}], ["shard-00000.arrow"]),
+}
+CASES = [(key, value) for key, values in BROKEN.items() for value in (*values, KeyError)]
+
+
+@pytest.fixture
+def made(tmp_path) -> Path:
+    """A store of three samples in several shards, to be spoilt."""
+    write(tmp_path / "store", [([1, 2, 3], [1, 2]), ([4, 5], [0, 2]), ([6, 7, 8, 9], [1, 3])], 20)
+    return tmp_path / "store"
+
+
+def edit(path: Path, change) -> None:
+    """Change store.json."""
+    manifest = json.loads((path / "store.json").read_text())
+    change(manifest)
+    (path / "store.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(("key", "value"), CASES)
+def test_store_json_that_states_what_cannot_be_is_refused(made, key, value):
+    edit(made, lambda manifest: manifest.pop(key) if value is KeyError else manifest.update({key: value}))
+    with pytest.raises(UserError, match=f"states no valid {key};.* remove it and tokenize again"):
+        Store(made)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("file", "../a.arrow"), ("file", None), ("samples", 0), ("samples", "1"), ("bytes", -1), ("checksum", None)],
+)
+def test_a_shard_that_is_not_described_is_refused(made, key, value):
+    edit(made, lambda manifest: manifest["shards"][0].update({key: value}))
+    with pytest.raises(UserError, match="states no valid shards"):
+        Store(made)
+
+
+def test_numbers_of_samples_agree(made):
+    edit(made, lambda manifest: manifest["counts"].update(samples=4))
+    with pytest.raises(UserError, match="another number of samples"):
+        Store(made)
+    edit(made, lambda manifest: manifest["shards"][0].update(samples=manifest["shards"][0]["samples"] + 1))
+    with pytest.raises(UserError, match="has 3 rows"):
+        Store(made).column("length")
+    with pytest.raises(UserError, match="number of samples"):
+        Store(made).batch(0)
+
+
+@pytest.mark.parametrize("name", ["index.parquet", "shard-00000.arrow", "shard-00001.arrow"])
+def test_a_changed_or_missing_file_is_found(made, name):
+    Store(made).check_files()
+    opened = Store(made)
+    data = bytearray((made / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (made / name).write_bytes(data)
+    with pytest.raises(UserError, match=r"its checksum differs.*remove it and tokenize again"):
+        opened.check_files()
+    (made / name).unlink()
+    with pytest.raises(UserError, match="missing"):
+        opened.check_files()
+
+
+def test_an_index_that_is_another_s_is_refused(made, tmp_path):
+    write(tmp_path / "other", [([1, 2, 4], [1, 2]), ([4, 5], [0, 2]), ([6, 7, 8, 9], [1, 3])], 20)
+    (made / "index.parquet").write_bytes((tmp_path / "other" / "index.parquet").read_bytes())
+    with pytest.raises(UserError, match="checksum differs"):
+        Store(made).column("length")

@@ -286,3 +286,29 @@ def test_spans_are_ascending_within_the_sample_and_apart(tiny, tmp_path):
         ids, spans = store.sample(number)
         assert (np.diff(spans.astype(int)) > 0).all()
         assert spans[-1] <= len(ids)
+
+
+@pytest.mark.parametrize("name", ["shard-00000.arrow", "index.parquet", "store.json"])
+def test_a_damaged_store_is_not_taken_for_the_one_asked_for(tiny, tmp_path, name):
+    data = jsonl([chat("a", "b")])
+    path = build(tmp_path, data, tiny).path / name
+    spoilt = bytearray(path.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 0x80
+    path.write_bytes(spoilt)
+    with pytest.raises(UserError, match=r"remove it"):
+        build(tmp_path, data, tiny)
+    assert path.read_bytes() == spoilt
+
+
+def test_a_store_that_appears_meanwhile_is_left_as_it_is(tiny, tmp_path):
+    (tmp_path / "c.jsonl").write_bytes(jsonl([chat("a", "b")]))
+    store = tmp_path / "store"
+
+    def appear(records: int) -> None:
+        store.mkdir()
+        (store / "store.json").write_text("theirs")
+
+    with pytest.raises(UserError, match="appeared meanwhile"):
+        tokenize((str(tmp_path / "c.jsonl"),), tiny, store, ALL, appear)
+    assert (store / "store.json").read_text() == "theirs"
+    assert sorted(os.listdir(tmp_path)) == ["c.jsonl", "store"]

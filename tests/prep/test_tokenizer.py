@@ -121,3 +121,31 @@ def test_a_hub_id_is_read_from_its_snapshot(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(directory))
     loaded = load_tokenizer("owner/name")
     assert (loaded.name, loaded.template) == ("owner/name", CHATML)
+
+
+@pytest.mark.parametrize(
+    "template", [3, True, {"default": "x"}, ["x"], [{"name": "default"}], [{"name": [], "template": "x"}]]
+)
+def test_a_template_of_another_kind_is_a_user_error(copy, template):
+    (copy / "chat_template.jinja").unlink()
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(UserError, match="chat_template is neither text nor a list"):
+        load_tokenizer(str(copy))
+
+
+def test_a_template_that_cannot_be_read_is_a_user_error(copy):
+    file = copy / "chat_template.jinja"
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_tokenizer(str(copy))
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UserError, match="is a directory"):
+        load_tokenizer(str(copy))
+    file.rmdir()
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": "\ud800"}))
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_tokenizer(str(copy))
+    (copy / "tokenizer_config.json").write_text('{"chat_template": ' + "[" * 100_000)
+    with pytest.raises(UserError, match="not valid JSON"):
+        load_tokenizer(str(copy))

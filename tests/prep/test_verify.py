@@ -11,10 +11,10 @@ import pytest
 
 from dflash_prep.errors import UserError
 from dflash_prep.files import file_digest
-from dflash_prep.manifest import EPOCH_SCHEMA, plan_fingerprint, table_fingerprint
+from dflash_prep.manifest import BESIDE_SETTINGS, EPOCH_SCHEMA, plan_fingerprint, table_fingerprint
 from dflash_prep.plan import PlanOptions, write_plan
 from dflash_prep.store import Store
-from dflash_prep.verify import STATED_BESIDE, verify
+from dflash_prep.verify import verify
 from tests.prep.support import assert_user_error, make_store, run
 
 LENGTHS = [3 + 37 * i % 88 for i in range(60)]
@@ -54,7 +54,7 @@ def edit(plan: Path, change: Callable[[dict], None], sign: bool = True) -> None:
     manifest = json.loads((plan / "plan.json").read_text())
     change(manifest)
     if sign:
-        options = {key: value for key, value in manifest.items() if key not in STATED_BESIDE}
+        options = {key: value for key, value in manifest.items() if key not in BESIDE_SETTINGS}
         manifest["fingerprint"] = plan_fingerprint(options, manifest["store"]["fingerprint"], manifest["epochs"])
     (plan / "plan.json").write_text(json.dumps(manifest))
 
@@ -277,7 +277,7 @@ def test_a_bucket_altered(plan, change):
         {"token_budget": 100_000},
         {"slots": 1},
         {"boundaries": [1]},
-        {"strategy": "else"},
+        {"strategy": "sorted", "bucket_scope": "step"},
         {"anchor_density": 0.3},
         {"added": True},
         {"fingerprint": "0" * 32},
@@ -303,6 +303,8 @@ def test_an_epoch_removed_or_repeated(plan):
 
 def test_an_epoch_file_that_is_gone_or_no_parquet(plan):
     (plan / "epoch-001.parquet").write_bytes(b"PAR1")
+    assert "plan changed or damaged" in reason(plan)
+    edit(plan, lambda manifest: manifest["epochs"][1].update(checksum=file_digest(plan / "epoch-001.parquet")))
     assert "cannot read the epoch" in reason(plan)
     (plan / "epoch-001.parquet").unlink()
     assert "epoch-001.parquet" in reason(plan)
