@@ -8,6 +8,14 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+WIDE = 120  # columns of what goes to a file or a pipe: no figure is cut
+
+
+def output() -> Console:
+    """Standard output, as wide as the terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
 
 @contextmanager
 def counter(unit: str) -> Iterator[Callable[[int], None]]:
@@ -29,7 +37,7 @@ def print_store(path: Path, manifest: dict) -> None:
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     for reason, count in counts["rejected"].items():
         table.add_row(f"rejected: {reason}", f"{count:,}")
-    Console().print(table)
+    output().print(table)
 
 
 def print_plan(path: Path, manifest: dict) -> None:
@@ -50,7 +58,7 @@ def print_plan(path: Path, manifest: dict) -> None:
         cells = (epoch[key] for key in ("steps", "micro_batches", "samples", "tokens", "padded_tokens"))
         share = f"{epoch['tokens'] / epoch['padded_tokens']:.1%}"
         table.add_row(str(number), *(f"{cell:,}" for cell in cells), share, f"{epoch['anchors']:,}")
-    console = Console()
+    console = output()
     console.print(table)
     effect = manifest["certificate"]["design_effect"]
     console.print(
@@ -69,7 +77,7 @@ def print_evaluation(report: dict) -> None:
         table.add_column(heading, justify="right")
     for number, prompt in enumerate(report["prompts"], start=1):
         table.add_row(str(number), f"{prompt['tokens']:,}", f"{prompt['acceptance_length']:.3f}")
-    console = Console()
+    console = output()
     console.print(table)
     same = "equals the target's own" if report["lossless"] else "DIFFERS from the target's own"
     ties = f" ({report['ties']} ties of two best logits)" if report["ties"] else ""

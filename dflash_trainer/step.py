@@ -116,8 +116,7 @@ class Stepper:
         if not torch.isfinite(norm):
             samples = [sample for batch in batches for sample in batch.samples]
             raise UserError(
-                f"step {number + 1}: the gradient is not finite (samples here: {samples[:8]}); "
-                "train anew with a lower --lr"
+                f"step {number + 1}: the gradient is not finite (samples here: {samples[:8]}); train anew with a lower --lr"
             )
         buffer.gradients *= torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0)
         for group in self.optimizer.param_groups:

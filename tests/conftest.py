@@ -65,12 +65,3 @@ def real_data() -> Path:
     if not path.is_dir():
         pytest.skip("no real corpora beside the repository")
     return path
-
-
-@pytest.fixture(scope="session")
-def demo_corpus() -> Path:
-    """The shipped sample."""
-    path = ROOT / "data" / "demo.jsonl.zst"
-    if not path.is_file():
-        pytest.skip("the shipped sample is not there")
-    return path

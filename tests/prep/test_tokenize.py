@@ -75,11 +75,6 @@ def test_default_target_equals_transformers_whatever_surrounds_an_answer(
         assert lead or text == f"{content}<|im_end|>"
 
 
-def test_demo_corpus_equals_transformers(demo_corpus, target_directory, target_reference, tmp_path):
-    records = list(islice(read_records((str(demo_corpus),)), 0, None, 7))[:150]
-    assert_corpus_equals_transformers(records, target_directory, target_reference, tmp_path)
-
-
 @pytest.mark.parametrize("name", ["oasst.messages.jsonl.zst", "gsm8k-train.messages.jsonl.zst"])
 def test_real_corpora_equal_transformers(real_data, target_directory, target_reference, tmp_path, name):
     records = list(islice(read_records((str(real_data / name),)), 200))
