@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import zstandard
-from demo_prompts import CAPS, conversations, eval_prompts
+from demo_prompts import conversations, eval_prompts
+from prompts_phrasings import CAPS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_prep.embedded import default_target

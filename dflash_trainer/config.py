@@ -11,8 +11,8 @@ from dflash_prep.files import read_json
 
 DEFAULT_LAYERS = 5
 # What a draft takes from its target as it stands there.
-INHERITED = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "max_position_embeddings")
-INHERITED += ("vocab_size",)
+INHERITED = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+INHERITED += ("max_position_embeddings", "vocab_size")
 # What a draft computes depends on these: one that was written with other values is another model than `draft` has.
 ARITHMETIC = ("hidden_act", "rope_parameters", "rope_scaling", "attention_bias", "layer_types", "use_sliding_window")
 

@@ -1,5 +1,6 @@
 """The shipped corpus, and the three commands on it with no further options."""
 
+import importlib.util
 import io
 import json
 import shutil
@@ -18,9 +19,7 @@ from dflash_prep.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "data" / "demo.jsonl.zst"
-NEEDS_TARGET = pytest.mark.skipif(
-    __import__("importlib.util").util.find_spec(PACKAGE) is None, reason="the default target is not installed"
-)
+NEEDS_TARGET = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="the default target is not installed")
 
 
 def read_corpus() -> list[dict]:
