@@ -1,14 +1,20 @@
-"""Micro-batches: which samples are computed together, under budgets that are never exceeded."""
+"""Micro-batches of padded rows: which samples are computed together, under budgets that are never exceeded.
+
+An order of samples is cut from the left, each micro-batch filled until the next row would pass a limit: the fewest
+micro-batches possible, since what fits together also fits with less.
+"""
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
-from dflash_prep.cost import row_cost
+from dflash_prep.compiled import compiled
+from dflash_prep.cost import Price
 
-Group = np.ndarray  # the samples of one micro-batch, int64
-EXACT_CUT = 512  # a step of more samples than this is cut at evenly spaced candidates
+FREE = 2**44  # no limit: more than any micro-batch holds or costs, and 65,535 of it fit int64
+CAP_STEPS = 12  # halvings of the search for a cost cap: to 1/4096
 
 
 @dataclass(frozen=True)
@@ -25,135 +31,169 @@ class Samples:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a micro-batch may hold: tokens as computed (padding included) and anchors."""
+    """What a micro-batch may hold: tokens as computed (padding included) and anchors; widths are multiples of `align`."""
 
     tokens: int
-    anchors: int
+    anchors: int = FREE
+    align: int = 1
+
+    def width(self, length):
+        """The width of a row of `length` tokens."""
+        return -(-length // self.align) * self.align
 
 
-def fill(order: np.ndarray, samples: Samples, limits: Limits) -> list[Group]:
-    """Cut an order of samples into padded micro-batches, each filled until the next row would pass a limit.
+@dataclass(frozen=True)
+class Batches:
+    """Micro-batches one after another: number i holds `samples[offsets[i]:offsets[i + 1]]`. Both int64."""
 
-    Greedy from the left is the fewest possible: what fits together also fits with less.
+    samples: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each holds."""
+        return np.diff(self.offsets)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """The sum of a value a sample (int64 [samples of the store]) over each micro-batch."""
+        sums = np.concatenate([[0], np.cumsum(values[self.samples])])
+        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+
+    def longest(self, values: np.ndarray) -> np.ndarray:
+        """The largest of a value a sample in each micro-batch; 0 where it is empty."""
+        largest = np.zeros(len(self), np.int64)
+        held = self.sizes > 0
+        if held.any():  # empty ones between two others would cut a segment in two: leave them out
+            largest[held] = np.maximum.reduceat(values[self.samples], self.offsets[:-1][held])
+        return largest
+
+    def taken(self, order: np.ndarray) -> "Batches":
+        """The micro-batches in another order; −1 stands for an empty one."""
+        sizes = np.where(order >= 0, self.sizes[order], 0)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        shift = np.repeat(np.where(order >= 0, self.offsets[order], 0) - offsets[:-1], sizes)
+        return Batches(self.samples[np.arange(offsets[-1]) + shift], offsets)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An order of samples as the rows they become: each int64 [rows]. Micro-batches never cross buckets."""
+
+    sample: np.ndarray
+    bucket: np.ndarray
+    width: np.ndarray
+    anchors: np.ndarray
+    blocks: np.ndarray  # the draft's cost
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Where each bucket that occurs begins, and the end, int64."""
+        return np.flatnonzero(np.diff(self.bucket, prepend=-1, append=-1))
+
+    def part(self, start: int, end: int) -> "Rows":
+        """Rows start to end."""
+        return Rows(*(getattr(self, field.name)[start:end] for field in fields(self)))
+
+
+def make_rows(order: np.ndarray, bucket: np.ndarray, width: np.ndarray, samples: Samples, price: Price) -> Rows:
+    """Gather what filling needs, so that the loops run over memory in order."""
+    length, anchors = samples.length[order], samples.anchors[order]
+    return Rows(order, bucket, width, anchors, price.blocks(anchors, length))
+
+
+def fill(rows: Rows, limits: Limits, price: Price, cap: int = FREE) -> np.ndarray:
+    """Cut rows into micro-batches within the limits and, where more than one row, of at most the cost `cap`.
+
+    Returns the cuts, int64: micro-batch i holds rows cuts[i] to cuts[i + 1].
     """
-    cuts, start, longest, held = [0], 0, 0, 0
-    rows = zip(samples.length[order].tolist(), samples.anchors[order].tolist(), strict=True)
-    for position, (length, anchors) in enumerate(rows):
-        longest, held = max(longest, length), held + anchors
-        if (position - start + 1) * longest > limits.tokens or held > limits.anchors:
-            cuts.append(position)
-            start, longest, held = position, length, anchors
-    return np.split(order, cuts[1:])
+    columns = rows.bucket, rows.width, rows.anchors, rows.blocks
+    return fill_rows(*columns, limits.tokens, limits.anchors, cap - price.fixed, price.token, price.square)
 
 
-def level_fill(order: np.ndarray, samples: Samples, limits: Limits, count: int) -> list[Group]:
-    """Cut an order into exactly `count` micro-batches of about equal size (into fewer only if there are fewer samples).
+@compiled
+def fill_rows(bucket, width, anchors, blocks, most_tokens, most_anchors, cap, token, square):
+    """See `fill`."""
+    cuts = np.empty(len(width) + 1, np.int64)
+    count = 0
+    start, longest, held, draft = 0, 0, 0, 0
+    for i in range(len(width)):
+        longest = max(longest, width[i])
+        held += anchors[i]
+        draft += blocks[i]
+        rows = i + 1 - start
+        over = rows * longest > most_tokens or held > most_anchors
+        over = over or rows * (longest * (token + square * longest)) + draft > cap
+        if rows > 1 and (over or bucket[i] != bucket[start]):
+            count += 1
+            cuts[count] = i
+            start, longest, held, draft = i, width[i], anchors[i], blocks[i]
+    cuts[0] = 0
+    cuts[count + 1] = len(width)
+    return cuts[: count + 2].copy()
 
-    The least token limit that still needs no more than `count` spreads the order evenly; what is then still missing
-    comes from halving the costliest.
+
+def costs(rows: Rows, cuts: np.ndarray, price: Price) -> np.ndarray:
+    """The integer cost of each micro-batch."""
+    width = np.maximum.reduceat(rows.width, cuts[:-1])
+    return price.fixed + price.rows(np.diff(cuts), width) + np.add.reduceat(rows.blocks, cuts[:-1])
+
+
+def level(rows: Rows, limits: Limits, price: Price, count: int) -> np.ndarray:
+    """Cut rows into exactly `count` micro-batches that cost about the same (fewer only if there are fewer rows).
+
+    The least cost cap that needs no more than `count` spreads them over the buckets; each bucket then gets a cap of its own,
+    so that none ends in a remnant; and what is still missing comes from halving the costliest.
     """
-    low, high = int(samples.length[order].max()), limits.tokens
-    while low < high:
+    cuts = least_cap(rows, limits, price, count)
+    per_bucket = np.diff(np.searchsorted(cuts, rows.edges))
+    if len(per_bucket) > 1:
+        cuts = np.concatenate([[0], *(recut(rows, number, limits, price, own)[1:] for number, own in enumerate(per_bucket))])
+    return halve(rows, cuts, price, count)
+
+
+def recut(rows: Rows, bucket: int, limits: Limits, price: Price, count: int) -> np.ndarray:
+    """Cut one of the buckets that occur into at most `count` micro-batches, which must be enough, at even cost."""
+    start, end = rows.edges[bucket : bucket + 2].tolist()
+    return start + least_cap(rows.part(start, end), limits, price, int(count))
+
+
+def least_cap(rows: Rows, limits: Limits, price: Price, count: int) -> np.ndarray:
+    """The cuts under the least cost cap, to 1/4096, that needs no more than `count` micro-batches."""
+    cuts = fill(rows, limits, price)
+    low, high = 0, int(costs(rows, cuts, price).max())
+    for _ in range(CAP_STEPS):
         middle = (low + high) // 2
-        if len(fill(order, samples, Limits(middle, limits.anchors))) <= count:
-            high = middle
+        tighter = fill(rows, limits, price, middle)
+        if len(tighter) - 1 <= count:
+            cuts, high = tighter, middle
         else:
-            low = middle + 1
-    return halve(fill(order, samples, Limits(low, limits.anchors)), samples, count)
-
-
-def halve(groups: list[Group], samples: Samples, count: int) -> list[Group]:
-    """Halve the costliest groups, each half in its place, until there are `count` or none has two rows."""
-    heap = [(-padded_cost(group, samples), (index,)) for index, group in enumerate(groups)]
-    heapq.heapify(heap)
-    parts = {(index,): group for index, group in enumerate(groups)}
-    while heap and len(parts) < count:
-        _, place = heapq.heappop(heap)
-        group = parts[place]
-        if len(group) < 2:
-            continue
-        del parts[place]
-        for side, half in enumerate(np.array_split(group, 2)):
-            parts[(*place, side)] = half
-            heapq.heappush(heap, (-padded_cost(half, samples), (*place, side)))
-    return [parts[place] for place in sorted(parts)]
-
-
-def padded_cost(group: Group, samples: Samples) -> int:
-    """The integer cost of a group padded to its longest row."""
-    return len(group) * row_cost(int(samples.length[group].max()))
-
-
-def deal(chosen: np.ndarray, samples: Samples, limits: Limits, slots: int) -> tuple[list[Group], list[int]]:
-    """Deal samples to packed slots: longest first, each to the cheapest slot that has room.
-
-    Returns the slots and the samples that found no room, in the order in which they were chosen.
-    """
-    tokens, anchors, costs = [0] * slots, [0] * slots, [0] * slots
-    groups: list[list[int]] = [[] for _ in range(slots)]
-    left = set()
-    for sample in chosen[np.argsort(-samples.length[chosen], kind="stable")].tolist():
-        length, held = int(samples.length[sample]), int(samples.anchors[sample])
-        for slot in sorted(range(slots), key=costs.__getitem__):
-            if tokens[slot] + length <= limits.tokens and anchors[slot] + held <= limits.anchors:
-                groups[slot].append(sample)
-                tokens[slot] += length
-                anchors[slot] += held
-                costs[slot] += row_cost(length)
-                break
-        else:
-            left.add(sample)
-    return [np.array(group, np.int64) for group in groups], [s for s in chosen.tolist() if s in left]
-
-
-def cut(chosen: np.ndarray, samples: Samples, limits: Limits, slots: int) -> tuple[list[Group], list[int]]:
-    """Sort samples by length and cut them into padded slots at the least total cost; what is over comes back.
-
-    The longest prefix of `chosen` whose greedy cut needs no more than `slots` is taken: adding a sample never lowers that
-    need, so the prefix is found by bisection.
-    """
-    low, high = min(slots, len(chosen)), len(chosen)  # each of the first `slots` has a slot of its own
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(fill(longest_first(chosen[:middle], samples), samples, limits)) <= slots:
             low = middle
-        else:
-            high = middle - 1
-    order = longest_first(chosen[:low], samples)
-    return cheapest_cut(order, samples, limits, min(slots, low)), chosen[low:].tolist()
+    return cuts
 
 
-def longest_first(chosen: np.ndarray, samples: Samples) -> np.ndarray:
-    """Samples by falling length, ties as they stood."""
-    return chosen[np.argsort(-samples.length[chosen], kind="stable")]
+def halve(rows: Rows, cuts: np.ndarray, price: Price, count: int) -> np.ndarray:
+    """Halve the costliest micro-batches until there are `count`, or none has two rows."""
+    if len(cuts) > count:
+        return cuts
+    parts = zip(costs(rows, cuts, price).tolist(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    heap = [(-cost, start, end) for cost, start, end in parts]
+    heapq.heapify(heap)
+    added: list[int] = []
+    while heap and len(cuts) - 1 + len(added) < count:
+        _, start, end = heapq.heappop(heap)
+        if end - start < 2:
+            continue
+        middle = (start + end) // 2
+        added.append(middle)
+        for half in ((start, middle), (middle, end)):
+            heapq.heappush(heap, (-part_cost(rows, *half, price), *half))
+    return np.sort(np.concatenate([cuts, np.array(added, np.int64)]))
 
 
-def cheapest_cut(order: np.ndarray, samples: Samples, limits: Limits, count: int) -> list[Group]:
-    """The cheapest of all ways to cut an order of falling lengths into `count` runs within the limits.
-
-    Dynamic program over the candidate cuts, D_k[j] = min_i D_{k−1}[i] + (j − i) · cost(length at i): exact up to 512
-    samples, beyond that exact over evenly spaced candidates and the greedy cuts.
-    """
-    greedy = np.cumsum([0, *map(len, fill(order, samples, limits))])
-    at = np.unique(np.concatenate([greedy, np.linspace(0, len(order), max(EXACT_CUT, count) + 1).astype(int)]))
-    if len(order) <= EXACT_CUT:
-        at = np.arange(len(order) + 1)
-    length = samples.length[order]
-    held = np.concatenate([[0], np.cumsum(samples.anchors[order])])[at]
-    rows = at[None, :] - at[:-1, None]  # [from, to]
-    width = length[at[:-1], None]
-    fits = (rows > 0) & (rows * width <= limits.tokens) & (held[None, :] - held[:-1, None] <= limits.anchors)
-    never = np.int64(1) << 60
-    price = np.where(fits, rows * row_cost(width), never)
-    best = np.full(len(at), never)
-    best[0] = 0
-    chosen = []
-    for _ in range(count):
-        reach = np.minimum(best[:-1, None] + price, never)
-        chosen.append(reach.argmin(axis=0))
-        best = reach.min(axis=0)
-    ends, j = [], len(at) - 1
-    for layer in reversed(chosen):
-        ends.append(int(at[j]))
-        j = layer[j]
-    return np.split(order, ends[:0:-1])
+def part_cost(rows: Rows, start: int, end: int, price: Price) -> int:
+    """The cost of rows start to end as one micro-batch."""
+    part = slice(start, end)
+    return int(price.fixed + price.rows(end - start, rows.width[part].max()) + rows.blocks[part].sum())

@@ -14,7 +14,9 @@ import click
 from dflash_prep.errors import UserError
 
 DEMO = "data/demo.jsonl.zst"
-STORE = Path("data/tokens")
+STORE, PLAN = Path("data/tokens"), Path("data/manifests")
+PATH = click.Path(path_type=Path)
+MOST_COPIES = 1000
 MOST = 2**31  # tokens or anchors: their sums then fit a plan's uint32 columns
 
 
@@ -78,11 +80,16 @@ class Bounds(click.ParamType):
         return bounds
 
 
-def single(stores: tuple[Path, ...]) -> Path | None:
-    """The one store that is named, if any."""
-    if len(stores) > 1:
-        raise UserError("several stores are not supported yet; give --data once")
-    return stores[0] if stores else None
+class Weight(click.ParamType):
+    """A source and the factor by which it is repeated or thinned: name=2.0."""
+
+    name = "weight"
+
+    def convert(self, value, param, ctx):
+        source, sign, factor = value.rpartition("=")
+        if not sign or not source:
+            self.fail(f"{value} is no weight; give name=factor, such as code=2.0.", param, ctx)
+        return source, FiniteRange(0, MOST_COPIES).convert(factor, param, ctx)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -94,7 +101,7 @@ def main() -> None:
 @main.command()
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
 @click.option("--tokenizer", metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=STORE, help="The store.")
+@click.option("-o", "--output", type=PATH, default=STORE, help="The store.")
 @click.option("--max-length", type=click.IntRange(min=2), default=8192, help="Longer samples are rejected (tokens).")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
 @one_line_errors
@@ -116,34 +123,35 @@ def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, max_l
 
 @main.command("plan-epochs")
 @click.option(
-    "--data", type=click.Path(path_type=Path), multiple=True, default=[STORE], metavar="STORE", help="The store to plan."
+    "--data", type=PATH, multiple=True, metavar="STORE", help=f"A store to plan; may be repeated.  [default: {STORE}]"
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("data/manifests"),
-    metavar="PLAN",
-    help="The plan.",
-)
-@click.option("--epochs", type=click.IntRange(min=1), default=6, help="How many epochs, each in an order of its own.")
+@click.option("--lengths", type=PATH, metavar="FILE", help="Plan from a Parquet file of lengths.  [default: from the store]")
+@click.option("-o", "--output", type=PATH, default=PLAN, metavar="PLAN", help="The plan.")
+@click.option("--epochs", type=click.IntRange(1, 10_000), default=6, help="How many epochs, each in an order of its own.")
 @click.option(
     "--strategy",
     type=click.Choice(["bucketed", "packed", "shuffled", "sorted"]),
     default="bucketed",
     help="How samples share micro-batches: of like length, end to end, as drawn, or by length throughout.",
 )
-@click.option("--bucket-scope", type=click.Choice(["epoch", "step"]), default="epoch", help="Where bounds are cut.")
+@click.option(
+    "--bucket-scope",
+    type=click.Choice(["epoch", "step"]),
+    default="epoch",
+    help="Bounds for the whole run, or each step's samples cut anew.",
+)
 @click.option(
     "--buckets",
-    type=AutoRange(1, MOST),
+    type=AutoRange(1, 65_535),
     default="auto",
     metavar="auto|K",
-    help="How many buckets an epoch has (scope epoch); auto: as many as still save padding.",
+    help="How many buckets (scope epoch); auto: the fewest within 2 % of the best number's time.",
 )
 @click.option(
     "--boundaries", type=Bounds(), metavar="770,1216,...", help="Inclusive upper bounds.  [default: the optimal ones]"
 )
+@click.option("--fixed-shapes", is_flag=True, help="Pad rows to their bucket's bound, packed: to the budget.  [default: no]")
+@click.option("--align", type=click.IntRange(1, 4096), default=1, metavar="N", help="Round widths up to a multiple of N.")
 @click.option(
     "--token-budget",
     type=AutoRange(1, MOST),
@@ -158,25 +166,57 @@ def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, max_l
 @click.option("--anchor-budget", type=click.IntRange(1, MOST), help="Most anchors a micro-batch has.  [default: none]")
 @click.option("--slots", type=click.IntRange(min=1, max=65535), default=8, help="Micro-batches a step.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every order and every anchor.")
+@click.option(
+    "--weight",
+    "weights",
+    type=Weight(),
+    multiple=True,
+    metavar="SOURCE=F",
+    help="Repeat or thin a source by a factor, each epoch with a fresh part; may be repeated.  [default: 1]",
+)
+@click.option("--holdout", type=FiniteRange(0, 0.9), default=0.0, help="Share held out for validation, by content.")
+@click.option("--cost", type=PATH, metavar="FILE", help="Cost model of 'dflash-train --calibrate'.  [default: built in]")
+@click.option("--dry-run", is_flag=True, help="Plan and print, but write nothing.  [default: no]")
+@click.option("--compare", is_flag=True, help="Print all strategies side by side, write nothing.  [default: no]")
 @one_line_errors
-def plan_epochs(data: tuple[Path, ...], output: Path, **options):
+def plan_epochs(data, lengths, output, cost, dry_run, compare, **options):
     """Write every batch of every epoch of a store as Parquet."""
     from dflash_prep import console
-    from dflash_prep.plan import PlanOptions, write_plan
-    from dflash_prep.store import Store
+    from dflash_prep.cost import CostModel, read_cost
+    from dflash_prep.plan import check_place, write_plan
+    from dflash_prep.plan import dry_run as run_dry
+    from dflash_prep.pool import from_lengths, from_stores
+    from dflash_prep.scheme import PlanOptions, settle
+    from dflash_prep.stores import Stores
 
-    manifest = write_plan(Store(single(data)), output, PlanOptions(**options))
-    console.print_plan(output, manifest)
+    if lengths and data:
+        raise UserError("--lengths and --data are both given; leave one of them out")
+    model = read_cost(cost, options["block_size"]) if cost else CostModel()
+    options = PlanOptions(**options, cost=model, calibrated=cost is not None)
+    writes = not (dry_run or compare)
+    if writes:
+        check_place(output)
+    pool = (
+        from_lengths(lengths, options.holdout > 0) if lengths else from_stores(Stores(data or (STORE,)), options.holdout > 0)
+    )
+    if compare:
+        from dflash_prep.compare import compare as run_compare
+
+        console.print_comparison(run_compare(pool, options), options.calibrated)
+        return
+    scheme = settle(pool, options)
+    manifest = write_plan(scheme, output) if writes else run_dry(scheme)
+    console.print_plan(output if writes else None, manifest)
 
 
 @main.command()
-@click.argument("plan", type=click.Path(path_type=Path), default=Path("data/manifests"))
+@click.argument("plan", type=PATH, default=PLAN)
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     metavar="STORE",
-    help="A moved store.  [default: as planned]",
+    help="A moved store or table of lengths; may be repeated.  [default: as planned]",
 )
 @one_line_errors
 def verify(plan: Path, data: tuple[Path, ...]):
@@ -186,6 +226,26 @@ def verify(plan: Path, data: tuple[Path, ...]):
     """
     from dflash_prep.verify import verify as run
 
-    for line in run(plan, single(data)):
+    for line in run(plan, data):
         click.echo(line)
     click.echo(f"{plan} holds")
+
+
+@main.command()
+@click.argument("plan", type=PATH, default=PLAN)
+@click.option(
+    "--data", type=PATH, multiple=True, metavar="STORE", help="A moved store; may be repeated.  [default: as planned]"
+)
+@click.option("-o", "--output", type=PATH, default=Path("report.html"), metavar="FILE", help="The page.")
+@one_line_errors
+def report(plan: Path, data: tuple[Path, ...], output: Path):
+    """Write one HTML page about a plan: its charts, its certificate, and the strategies side by side.
+
+    PLAN is data/manifests by default.
+    """
+    from dflash_prep import console
+    from dflash_prep.report import write_report
+
+    with console.waiting("planning every strategy once, to compare them"):
+        write_report(plan, data, output)
+    click.echo(f"{output} written")

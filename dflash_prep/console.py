@@ -1,7 +1,7 @@
 """What the commands print: counters while they run, tables when they are done."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +27,14 @@ def counter(unit: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.advance(task, count)
 
 
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A sign of life on standard error, silent where that is no terminal."""
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        yield
+
+
 def print_store(path: Path, manifest: dict) -> None:
     """A store's counts, each reason for a reject included."""
     counts = manifest["counts"]
@@ -40,34 +48,95 @@ def print_store(path: Path, manifest: dict) -> None:
     output().print(table)
 
 
-def print_plan(path: Path, manifest: dict) -> None:
-    """A plan's epochs, a row each, and what its options came to."""
-    table = Table(title=f"{path}: {manifest['strategy']}, {manifest['slots']} slots", title_justify="left")
-    for heading in (
-        "epoch",
-        "steps",
-        "micro-batches",
-        "samples",
-        "real tokens",
-        "padded tokens",
-        "real share",
-        "anchors",
-    ):
+def print_plan(path: Path | None, manifest: dict) -> None:
+    """A plan's epochs, a row each, and what its options came to; `path` is None for one that is not written.
+
+    With a measured cost its hours, too.
+    """
+    title = f"{path or 'not written'}: {manifest['strategy']}, {manifest['slots']} slots"
+    table = Table(title=title, title_justify="left")
+    headings = "epoch", "steps", "micro-batches", "samples", "real tokens", "padded tokens", "real share", "anchors"
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for number, epoch in enumerate(manifest["epochs"]):
+    held = [manifest["holdout_set"]] if manifest["holdout_set"] else []
+    for name, epoch in [*enumerate(manifest["epochs"]), *(("hold-out", part) for part in held)]:
         cells = (epoch[key] for key in ("steps", "micro_batches", "samples", "tokens", "padded_tokens"))
         share = f"{epoch['tokens'] / epoch['padded_tokens']:.1%}"
-        table.add_row(str(number), *(f"{cell:,}" for cell in cells), share, f"{epoch['anchors']:,}")
-    console = output()
-    console.print(table)
-    effect = manifest["certificate"]["design_effect"]
-    console.print(
-        f"token budget {manifest['token_budget']:,} a micro-batch; boundaries {manifest['boundaries'] or 'cut by step'}; "
-        f"straggler share {manifest['certificate']['straggler_share']:.2%}; "
-        f"design effect {'undefined' if effect is None else format(effect, '.2f')}",
-        soft_wrap=True,
-        highlight=False,
+        table.add_row(str(name), *(f"{cell:,}" for cell in cells), share, f"{epoch['anchors']:,}")
+    output().print(table)
+    lines = [
+        f"token budget {manifest['token_budget']:,} a micro-batch; {describe_buckets(manifest)}",
+        describe(manifest["certificate"]),
+    ]
+    if len(manifest["sources"]) > 1 or manifest["weights"]:
+        lines += [
+            f"source {name or '(unnamed)'}: {source['samples']:,} x {source['weight']:g} = {source['per_epoch']:,} an epoch"
+            for name, source in manifest["sources"].items()
+        ]
+    if manifest["calibrated"]:
+        lines.append(
+            f"{manifest['certificate']['seconds'] / 3600:,.2f} hours on {manifest['slots']} workers like the calibrated one"
+        )
+    for line in lines:
+        output().print(line, soft_wrap=True, highlight=False)
+
+
+def describe(certificate: dict) -> str:
+    """The certificate's chief figures in one line."""
+    parts = [
+        f"real tokens {certificate['real_token_share']:.2%}",
+        f"design effect {figure(certificate['design_effect'], '.2f')}",
+        f"straggler share {certificate['straggler_share']:.2%}",
+        f"time above the optimum {certificate['gap_to_optimum']:.2%}",
+        f"Jaccard {figure(certificate['jaccard'], '.2g')} (random {figure(certificate['jaccard_random'], '.2g')})",
+        f"step correlation {figure(certificate['step_correlation'], '.2f')}",
+    ]
+    return "; ".join(parts)
+
+
+def figure(value: float | None, form: str) -> str:
+    """A figure that may be undefined."""
+    return "undefined" if value is None else format(value, form)
+
+
+def describe_buckets(manifest: dict) -> str:
+    """The boundaries and how good they are: the curve of more and fewer buckets, and the distance from the optimum."""
+    if not manifest["curve"]:
+        return f"boundaries {manifest['boundaries'] or 'cut by step'}"
+    curve, chosen, bounds = manifest["curve"]["seconds"], manifest["curve"]["chosen"], manifest["boundaries"]
+    floor = min(curve)
+    shown = [k for k in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64) if k <= len(curve)]
+    points = ", ".join(f"{k}: {curve[k - 1] / floor - 1:.1%}" for k in shown)
+    gap = chosen / manifest["curve"]["optimum"] - 1
+    return (
+        f"{len(bounds)} buckets up to {', '.join(map(str, bounds))}, {abs(gap):.2%} from the optimum of as many and "
+        f"{chosen / floor - 1:.1%} above the best number's time (buckets: time above it: {points})"
     )
+
+
+def print_comparison(rows: list[dict], calibrated: bool) -> None:
+    """Strategies side by side, a row each; times are of one epoch."""
+    table = Table(title="one epoch, by strategy", title_justify="left")
+    headings = ["strategy", "buckets", "steps", "real tokens", "stragglers", "design effect", "Jaccard", "at random", "time"]
+    for number, heading in enumerate([*headings, "hours"] if calibrated else headings):
+        table.add_column(heading, justify="right" if number else "left")
+    best = min(row["certificate"]["seconds"] / row["epochs"] for row in rows)
+    for row in rows:
+        certificate = row["certificate"]
+        seconds = certificate["seconds"] / row["epochs"]
+        cells = [
+            row["name"],
+            str(row["buckets"] or "-"),
+            f"{row['steps']:,}",
+            f"{certificate['real_token_share']:.1%}",
+            f"{certificate['straggler_share']:.2%}",
+            figure(certificate["design_effect"], ".2f"),
+            figure(certificate["jaccard"], ".1e"),
+            figure(certificate["jaccard_random"], ".1e"),
+            f"{seconds / best:.3f}x",
+        ]
+        table.add_row(*cells, *([f"{seconds / 3600:,.2f}"] if calibrated else []))
+    output().print(table)
 
 
 def print_evaluation(report: dict) -> None:

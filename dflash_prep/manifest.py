@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,31 +11,54 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dflash_prep.batching import Samples
+from dflash_prep.batching import Batches, Limits, Samples
 from dflash_prep.buckets import assign
-from dflash_prep.cost import row_cost, to_tokens
+from dflash_prep.cost import STATED as COST_STATED
+from dflash_prep.cost import Price
 from dflash_prep.errors import UserError
 from dflash_prep.files import canonical_json, check_regular, digest, file_digest, read_json, stream_digest
-from dflash_prep.rules import broken, fingerprint, list_of, object_of, one_of, share, text, whole, whole_or_null
-from dflash_prep.schedule import Step
+from dflash_prep.rules import (
+    broken,
+    fingerprint,
+    flag,
+    list_of,
+    number,
+    object_of,
+    one_of,
+    optional,
+    share,
+    text,
+    values_of,
+    whole,
+    whole_or_null,
+)
 
-FORMAT, VERSION = "dflash-plan", 1
+FORMAT, VERSION = "dflash-plan", 2
 ROWS_PER_GROUP = 4096  # what a reader decodes at once; rounded to whole steps
 TOTALS = ("tokens", "padded_tokens", "loss_tokens", "anchors")
 EPOCH_STATED = {
-    "file": text(r"epoch-\d{3,}\.parquet"),
+    "file": text(r"(epoch-\d{3,}|holdout)\.parquet"),
     "checksum": fingerprint,
     "fingerprint": fingerprint,
     **dict.fromkeys(("steps", "micro_batches", "samples"), whole(1)),
     **dict.fromkeys(TOTALS, whole(0)),
 }
+ORIGIN = object_of({"path": text(), "fingerprint": fingerprint})
+PLACE = object_of(dict.fromkeys(("epoch", "step", "slot", "width", "padded_tokens", "anchors"), whole(0)))
 BESIDE_SETTINGS = {
     "format": one_of(FORMAT),
     "version": whole(VERSION, VERSION),
     "fingerprint": fingerprint,
-    "store": object_of({"path": text(), "fingerprint": fingerprint}),
+    "store": optional(ORIGIN),
+    "stores": optional(list_of(ORIGIN, least=2)),
+    "lengths": optional(ORIGIN),
+    "sources": object_of({}),
+    "calibrated": flag,
+    "curve": optional(object_of({})),
     "certificate": object_of({}),
+    "rehearse": object_of({"longest": PLACE, "fullest": PLACE}),
     "epochs": list_of(object_of(EPOCH_STATED), least=1),
+    "holdout_set": optional(object_of(EPOCH_STATED)),
 }
 STATED = BESIDE_SETTINGS | {
     "strategy": one_of("bucketed", "packed", "shuffled", "sorted"),
@@ -47,6 +71,11 @@ STATED = BESIDE_SETTINGS | {
     "anchor_density": share,
     "max_anchors": whole(1),
     "anchor_budget": whole_or_null(1),
+    "align": whole(1),
+    "fixed_shapes": flag,
+    "holdout": number(0, 1),
+    "weights": values_of(number(0, 1e6)),
+    "cost": object_of(COST_STATED),
 }
 EPOCH_SCHEMA = pa.schema(
     [
@@ -64,58 +93,63 @@ EPOCH_SCHEMA = pa.schema(
 )
 
 
-def epoch_table(steps: list[Step], samples: Samples, slots: int, packed: bool, bounds: list[int]) -> pa.Table:
+@dataclass(frozen=True)
+class Layout:
+    """How the samples of a micro-batch lie: end to end (`packed`), or a row each, padded."""
+
+    packed: bool
+    bounds: list[int]
+    fixed_shapes: bool  # rows padded to their bucket's bound; packed: the flat row padded to the whole budget
+    limits: Limits
+    price: Price
+
+
+def epoch_table(batches: Batches, samples: Samples, slots: int, layout: Layout) -> pa.Table:
     """The rows of one epoch, `slots` a step; an empty slot is all zeros."""
-    groups = [group for step in steps for group in [*step, *[np.empty(0, np.int64)] * (slots - len(step))]]
-    sizes = np.array([len(group) for group in groups])
-    flat = np.concatenate(groups)
-    owner = np.repeat(np.arange(len(groups)), sizes)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        sums = np.zeros(len(groups), np.int64)
-        np.add.at(sums, owner, values[flat])
-        return sums
-
-    longest = np.zeros(len(groups), np.int64)
-    np.maximum.at(longest, owner, samples.length[flat])
-    tokens = total(samples.length)
-    width = tokens if packed else longest
-    costs = total(row_cost(samples.length)) if packed else sizes * row_cost(longest)
+    limits, price = layout.limits, layout.price
+    sizes, tokens, longest = batches.sizes, batches.total(samples.length), batches.longest(samples.length)
+    bucket = assign(longest, layout.bounds) if layout.bounds else np.zeros(len(batches), np.int64)
+    if layout.packed:
+        flat = limits.width(np.full(len(batches), limits.tokens - limits.align + 1) if layout.fixed_shapes else tokens)
+        width = padded = np.where(sizes > 0, flat, 0)
+        work = price.token * width + price.square * batches.total(samples.length**2)
+    else:
+        width = np.array(layout.bounds)[bucket] if layout.fixed_shapes else limits.width(longest)
+        width = np.where(sizes > 0, width, 0)
+        padded, work = sizes * width, price.rows(sizes, width)
+    draft = batches.total(price.blocks(samples.anchors, samples.length))
     columns = {
-        "step": np.arange(len(groups)) // slots,
-        "slot": np.arange(len(groups)) % slots,
-        "bucket": np.where(sizes > 0, assign(longest, bounds), 0) if bounds else np.zeros(len(groups), np.int64),
+        "step": np.arange(len(batches)) // slots,
+        "slot": np.arange(len(batches)) % slots,
+        "bucket": np.where(sizes > 0, bucket, 0),
         "width": width,
         "tokens": tokens,
-        "padded_tokens": tokens if packed else sizes * longest,
-        "loss_tokens": total(samples.loss_tokens),
-        "anchors": total(samples.anchors),
-        "cost": to_tokens(costs),
+        "padded_tokens": padded,
+        "loss_tokens": batches.total(samples.loss_tokens),
+        "anchors": batches.total(samples.anchors),
+        "cost": price.seconds(np.where(sizes > 0, price.fixed + work + draft, 0)),
     }
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(np.uint32)), type=pa.list_(pa.uint32()))
-    arrays = [
-        lists if field.name == "samples" else pa.array(columns[field.name].astype(field.type.to_pandas_dtype()))
-        for field in EPOCH_SCHEMA
-    ]
+    offsets, flat_samples = pa.array(batches.offsets.astype(np.int32)), pa.array(batches.samples.astype(np.uint32))
+    lists = pa.ListArray.from_arrays(offsets, flat_samples, type=pa.list_(pa.uint32()))
+    arrays = [lists if field.name == "samples" else pa.array(columns[field.name]).cast(field.type) for field in EPOCH_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=EPOCH_SCHEMA)
 
 
 def write_epoch(table: pa.Table, path: Path, slots: int) -> None:
     """Write an epoch, row groups cut at step boundaries."""
     rows = max(1, ROWS_PER_GROUP // slots) * slots
-    with pq.ParquetWriter(path, EPOCH_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(path, EPOCH_SCHEMA, compression="zstd", use_dictionary=["bucket", "width"]) as writer:
         for start in range(0, table.num_rows, rows):
             writer.write_table(table.slice(start, rows), row_group_size=rows)
 
 
-def epoch_summary(table: pa.Table, path: Path) -> dict:
-    """What `plan.json` says of one epoch."""
+def epoch_summary(table: pa.Table, path: Path | None) -> dict:
+    """What `plan.json` says of one epoch; without a path, of one that is not written."""
     total = {name: int(table[name].to_numpy().astype(np.int64).sum()) for name in TOTALS}
-    sizes = table["samples"].combine_chunks().value_lengths().to_numpy()
+    sizes = members(table)[1]
     return {
-        "file": path.name,
-        "checksum": file_digest(path),
+        "file": path.name if path else None,
+        "checksum": file_digest(path) if path else None,
         "fingerprint": table_fingerprint(table),
         "steps": int(table["step"][-1].as_py()) + 1,
         "micro_batches": int((sizes > 0).sum()),
@@ -124,21 +158,32 @@ def epoch_summary(table: pa.Table, path: Path) -> dict:
     }
 
 
+def members(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of all micro-batches one after another, and how many each holds."""
+    column = table["samples"].combine_chunks()
+    return column.flatten().to_numpy(), column.value_lengths().to_numpy()
+
+
 def table_fingerprint(table: pa.Table) -> str:
     """Of the decoded columns, so equal whatever wrote the file."""
     parts = []
     for name in EPOCH_SCHEMA.names:
-        column = table[name].combine_chunks()
         if name == "samples":
-            parts += [column.value_lengths().to_numpy().tobytes(), column.flatten().to_numpy().tobytes()]
+            flat, sizes = members(table)
+            parts += [sizes.tobytes(), flat.tobytes()]
         else:
-            parts.append(column.to_numpy().tobytes())
+            parts.append(table[name].combine_chunks().to_numpy().tobytes())
     return digest(*parts)
 
 
-def plan_fingerprint(options: dict, store_fingerprint: str, epochs: list[dict]) -> str:
-    """A plan's fingerprint: of its options, its store's content and every epoch's columns."""
-    return digest(canonical_json(options), store_fingerprint.encode(), *(epoch["fingerprint"].encode() for epoch in epochs))
+def plan_fingerprint(options: dict, data_fingerprint: str, tables: list[dict]) -> str:
+    """A plan's fingerprint: of its options, its data's content and every table's columns."""
+    return digest(canonical_json(options), data_fingerprint.encode(), *(table["fingerprint"].encode() for table in tables))
+
+
+def joint_fingerprint(parts: list[str]) -> str:
+    """Of several stores: a single one's own."""
+    return parts[0] if len(parts) == 1 else digest(*map(str.encode, parts))
 
 
 class Plan:
@@ -155,13 +200,24 @@ class Plan:
         if key := broken(self.manifest, STATED):
             raise UserError(f"{path}: plan.json states no valid {key}; it is damaged, remove it and plan again")
         settings = {key: value for key, value in self.manifest.items() if key not in BESIDE_SETTINGS}
-        if self["fingerprint"] != plan_fingerprint(settings, self["store"]["fingerprint"], self["epochs"]):
+        tables = self["epochs"] + ([self["holdout_set"]] if self["holdout_set"] else [])
+        if len(self.origins) == 0 or self["fingerprint"] != plan_fingerprint(settings, self.data_fingerprint, tables):
             raise UserError(
                 f"{path}: plan.json was changed after planning (its fingerprint differs); remove it and plan again"
             )
 
     def __getitem__(self, key: str):
-        return self.manifest[key]
+        return self.manifest.get(key)
+
+    @property
+    def origins(self) -> list[dict]:
+        """Path and fingerprint of each store that was planned, or of the table of lengths in their stead."""
+        return self["stores"] or [self[key] for key in ("store", "lengths") if self[key]]
+
+    @property
+    def data_fingerprint(self) -> str:
+        """Of the content of all that was planned."""
+        return joint_fingerprint([origin["fingerprint"] for origin in self.origins])
 
     @property
     def total_steps(self) -> int:
@@ -176,8 +232,8 @@ class Plan:
             step -= summary["steps"]
         return len(self["epochs"]), 0
 
-    def rows(self, epoch: int, first_step: int = 0) -> Iterator[dict]:
-        """The rows of an epoch from a step on, decoded one row group at a time."""
+    def rows(self, epoch: int | None, first_step: int = 0) -> Iterator[dict]:
+        """The rows of an epoch (None: of the hold-out) from a step on, decoded one row group at a time."""
         with self.open_epoch(epoch) as file:
             for group in range(file.num_row_groups):
                 if file.metadata.row_group(group).column(0).statistics.max >= first_step:
@@ -186,9 +242,12 @@ class Plan:
                             yield row
 
     @contextmanager
-    def open_epoch(self, epoch: int) -> Iterator[pq.ParquetFile]:
-        """The Parquet file of an epoch, proven to be the one that was planned; faults of decoding it are user errors."""
-        summary = self["epochs"][epoch]
+    def open_epoch(self, epoch: int | None) -> Iterator[pq.ParquetFile]:
+        """The Parquet file of an epoch (None: of the hold-out), proven to be the one that was planned.
+
+        Faults of decoding it are user errors.
+        """
+        summary = self["holdout_set"] if epoch is None else self["epochs"][epoch]
         path = self.path / summary["file"]
         check_regular(path)
         try:

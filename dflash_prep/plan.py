@@ -1,158 +1,86 @@
-"""From a store and options to a plan: a pure function, written atomically."""
+"""From a scheme to a plan on disk: every epoch is made by itself, several at a time, and written at once or not at all."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 
-from dflash_prep import schedule
-from dflash_prep.anchors import anchor_count, density_ppm
-from dflash_prep.batching import Limits, Samples
-from dflash_prep.buckets import auto_boundaries, optimal_boundaries
-from dflash_prep.cost import row_cost
-from dflash_prep.diversity import certificate
+from dflash_prep.certificate import Measures, certificate, measure, rehearsal
 from dflash_prep.errors import UserError
-from dflash_prep.files import check_utf8, is_taken, new_directory, resolved, write_json
-from dflash_prep.manifest import (
-    FORMAT,
-    VERSION,
-    Plan,
-    epoch_summary,
-    epoch_table,
-    plan_fingerprint,
-    write_epoch,
-)
-from dflash_prep.schedule import Step
-from dflash_prep.store import Store
+from dflash_prep.files import is_taken, new_directory, write_json
+from dflash_prep.manifest import FORMAT, VERSION, Plan, epoch_summary, plan_fingerprint, write_epoch
+from dflash_prep.scheme import Scheme
 
-MOST_TOKENS = 32_768
-LEAST_STEPS = 64
-NO_LIMIT = 2**62
-Strategy = Callable[[Samples, Limits, int, int, int], list[Step]]
+HOLDOUT_FILE = "holdout.parquet"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """What the user asked for; None stands for `auto`."""
-
-    epochs: int = 6
-    strategy: str = "bucketed"
-    bucket_scope: str = "epoch"
-    buckets: int | None = None
-    boundaries: tuple[int, ...] | None = None
-    token_budget: int | None = None
-    anchor_density: float = 0.25
-    max_anchors: int = 512
-    block_size: int = 16
-    anchor_budget: int | None = None
-    slots: int = 8
-    seed: int = 0
-
-
-def write_plan(store: Store, output: Path, options: PlanOptions) -> dict:
+def write_plan(scheme: Scheme, output: Path) -> dict:
     """Plan every epoch and write the plan `output`, in the place of an older plan; returns its manifest."""
-    if is_taken(output):
-        if not (output / "plan.json").is_file():
-            raise UserError(f"{output}: is there already and is no plan; remove it or choose another with -o")
-        Plan(output)  # only a plan is ever replaced
-    place = str(resolved(store.path))
-    check_utf8(place)
-    samples = load_samples(store, options)
-    limits = choose_limits(samples, options)
-    bounds = choose_boundaries(samples, options)
-    strategy = choose_strategy(options, bounds)
-    settings = settle(options, limits, bounds)
-    packed = options.strategy == "packed"
-    summaries, measures = [], None
+    check_place(output)
     with new_directory(output) as directory:
-        for epoch in range(options.epochs):
-            steps = strategy(samples, limits, options.slots, options.seed, epoch)
-            table = epoch_table(steps, samples, options.slots, packed, bounds if bounds else [])
-            path = directory / f"epoch-{epoch:03d}.parquet"
-            write_epoch(table, path, options.slots)
-            summaries.append(epoch_summary(table, path))
-            measures = measures or certificate(table, samples.length, options.slots)
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "fingerprint": plan_fingerprint(settings, store.fingerprint, summaries),
-            "store": {"path": place, "fingerprint": store.fingerprint},
-            **settings,
-            "certificate": measures,
-            "epochs": summaries,
-        }
+        summaries, measures = [], []
+        for summary, measured in made_epochs(scheme, directory):
+            summaries.append(summary)
+            measures.append(measured)
+        held = write_table(scheme.holdout_table(), scheme, directory / HOLDOUT_FILE) if len(scheme.mixture.held) else None
+        manifest = state(scheme, summaries, held, measures)
         write_json(directory / "plan.json", manifest)
     return manifest
 
 
-def load_samples(store: Store, options: PlanOptions) -> Samples:
-    """The store's lengths, loss tokens and planned anchors."""
-    density = density_ppm(options.anchor_density)
-    anchors = anchor_count(store.column("eligible"), density, options.max_anchors)
-    return Samples(store.column("length"), store.column("loss_tokens"), anchors)
+def dry_run(scheme: Scheme) -> dict:
+    """The manifest of a plan that is not written: its epochs state no file."""
+    made = list(made_epochs(scheme, None))
+    return state(scheme, [summary for summary, _ in made], None, [measured for _, measured in made])
 
 
-def choose_limits(samples: Samples, options: PlanOptions) -> Limits:
-    """The budgets: as given, or so that an epoch has at least 64 steps where the longest sample allows."""
-    longest = int(samples.length.max())
-    even = int(samples.length.sum()) // (LEAST_STEPS * options.slots)
-    tokens = options.token_budget or min(MOST_TOKENS, max(longest, even))
-    anchors = options.anchor_budget or NO_LIMIT
-    check_fits("tokens", samples.length, tokens, "raise --token-budget or tokenize with a smaller --max-length")
-    check_fits("anchors", samples.anchors, anchors, "raise --anchor-budget or lower --max-anchors")
-    return Limits(tokens, anchors)
+def check_place(output: Path) -> None:
+    """Only a plan is ever replaced."""
+    if is_taken(output):
+        if not (output / "plan.json").is_file():
+            raise UserError(f"{output}: is there already and is no plan; remove it or choose another with -o")
+        Plan(output)
 
 
-def check_fits(what: str, values: np.ndarray, budget: int, remedy: str) -> None:
-    """No sample may be over a budget by itself."""
-    worst = int(values.argmax())
-    if values[worst] > budget:
-        raise UserError(f"sample {worst} has {values[worst]} {what}, the budget is {budget}: {remedy}")
+def made_epochs(scheme: Scheme, directory: Path | None) -> Iterator[tuple[dict, Measures]]:
+    """Each epoch's summary and measures in order; the epochs are made on all cores, and written if there is a directory."""
+
+    def make(epoch: int) -> tuple[dict, Measures]:
+        table = scheme.table(epoch)
+        path = directory and directory / f"epoch-{epoch:03d}.parquet"
+        return write_table(table, scheme, path), measure(table, scheme, epoch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        yield from workers.map(make, range(scheme.options.epochs))
 
 
-def choose_boundaries(samples: Samples, options: PlanOptions) -> list[int]:
-    """The buckets' inclusive upper bounds; one bucket where there are none, [] where each step cuts its own."""
-    longest = int(samples.length.max())
-    if options.boundaries and options.buckets:
-        raise UserError("--boundaries and --buckets are both given; leave one of them out")
-    if options.boundaries or options.buckets:
-        if options.strategy != "bucketed":
-            raise UserError(f"--strategy {options.strategy} has no buckets; leave --boundaries and --buckets out")
-        if options.bucket_scope == "step":
-            raise UserError("--bucket-scope step cuts each step anew; leave --boundaries and --buckets out")
-    if options.strategy != "bucketed":
-        return [longest]
-    if options.bucket_scope == "step":
-        return []
-    if options.boundaries:
-        if options.boundaries[-1] < longest:
-            raise UserError(f"--boundaries end at {options.boundaries[-1]}, the longest sample has {longest} tokens")
-        return list(options.boundaries)
-    if options.buckets:
-        return optimal_boundaries(samples.length, options.buckets, row_cost)
-    return auto_boundaries(samples.length, row_cost)
+def write_table(table: pa.Table, scheme: Scheme, path: Path | None) -> dict:
+    """Write a table, if there is a place for it; returns what `plan.json` says of it."""
+    if path:
+        write_epoch(table, path, scheme.options.slots)
+    return epoch_summary(table, path)
 
 
-def choose_strategy(options: PlanOptions, bounds: list[int]) -> Strategy:
-    """The function that makes an epoch's steps."""
-    if options.strategy == "bucketed" and bounds:
-        return lambda *arguments: schedule.bucketed_steps(*arguments, bounds)
+def state(scheme: Scheme, summaries: list[dict], held: dict | None, measures: list[Measures]) -> dict:
+    """The plan's manifest."""
+    settings = scheme.settings()
+    tables = [*summaries, held] if held else summaries
     return {
-        "sorted": schedule.sorted_steps,
-        "shuffled": schedule.shuffled_steps,
-        "packed": schedule.packed_steps,
-        "bucketed": schedule.step_bucketed_steps,
-    }[options.strategy]
-
-
-def settle(options: PlanOptions, limits: Limits, bounds: list[int]) -> dict:
-    """The options as `plan.json` states them, every `auto` replaced by what was chosen."""
-    chosen = {
-        "token_budget": limits.tokens,
-        "boundaries": bounds,
-        "bucket_scope": options.bucket_scope if options.strategy == "bucketed" else "epoch",
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": plan_fingerprint(settings, scheme.pool.fingerprint, tables),
+        **scheme.pool.origin,
+        **settings,
+        "sources": {
+            share.source: {"samples": len(share.members), "weight": float(share.weight), "per_epoch": share.per_epoch}
+            for share in scheme.mixture.shares
+        },
+        "calibrated": scheme.options.calibrated,
+        "curve": scheme.curve.as_dict() if scheme.curve else None,
+        "certificate": certificate(measures, scheme),
+        "rehearse": rehearsal(measures),
+        "epochs": summaries,
+        "holdout_set": held,
     }
-    settled = asdict(options) | chosen
-    del settled["epochs"], settled["buckets"]
-    return settled

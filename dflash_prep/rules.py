@@ -16,9 +16,19 @@ def whole_or_null(least: int) -> Rule:
     return lambda value: value is None or whole(least)(value)
 
 
+def flag(value: object) -> bool:
+    """True or false."""
+    return type(value) is bool
+
+
 def share(value: object) -> bool:
     """A number above 0 and at most 1."""
     return type(value) in (int, float) and 0 < value <= 1
+
+
+def number(least: float, most: float) -> Rule:
+    """A number in a range."""
+    return lambda value: type(value) in (int, float) and least <= value <= most
 
 
 def text(pattern: str = r"(?s).+") -> Rule:
@@ -36,9 +46,19 @@ def list_of(rule: Rule, least: int = 0) -> Rule:
     return lambda value: isinstance(value, list) and len(value) >= least and all(map(rule, value))
 
 
+def optional(rule: Rule) -> Rule:
+    """What obeys a rule, or null, or nothing at all."""
+    return lambda value: value is None or rule(value)
+
+
+def values_of(rule: Rule) -> Rule:
+    """An object of which every value obeys a rule."""
+    return lambda value: isinstance(value, dict) and all(map(rule, value.values()))
+
+
 def counts(value: object) -> bool:
     """An object whose values are all numbers of things."""
-    return isinstance(value, dict) and all(map(whole(0), value.values()))
+    return values_of(whole(0))(value)
 
 
 def object_of(rules: dict[str, Rule]) -> Rule:
@@ -47,8 +67,8 @@ def object_of(rules: dict[str, Rule]) -> Rule:
 
 
 def broken(value: dict, rules: dict[str, Rule]) -> str | None:
-    """The first name of a table that an object lacks, or states as what it cannot be."""
-    return next((key for key, rule in rules.items() if key not in value or not rule(value[key])), None)
+    """The first name of a table that an object lacks, or states as what it cannot be. An optional one may be lacking."""
+    return next((key for key, rule in rules.items() if not rule(value.get(key))), None)
 
 
 fingerprint = text("[0-9a-f]{32}")

@@ -1,121 +1,129 @@
 """Steps: which micro-batches share one optimizer step, for each strategy.
 
-A step is a list of `slots` groups, and an epoch a list of steps in which each sample stands exactly once. Steps are level:
-the epoch is spread evenly over them, and only the last may hold fewer groups than slots (where samples run out).
+An epoch is a list of micro-batches, `slots` a step, in which each drawn sample stands exactly once. Steps are level: the
+epoch is spread evenly over them, and only the last may hold empty slots (where samples run out).
 """
-
-import heapq
-from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from dflash_prep.batching import Group, Limits, Samples, cut, deal, fill, level_fill, padded_cost
+from dflash_prep.batching import Batches, Limits, Rows, Samples, costs, fill, halve, level, make_rows, recut
 from dflash_prep.buckets import assign
+from dflash_prep.cost import Price
+from dflash_prep.cutting import cut_steps
+from dflash_prep.dealing import Leaning, deal_to_steps, design_effect, leaning, more_counts
+from dflash_prep.packing import pack
 from dflash_prep.rng import permutation
 
-Step = list[Group]
-ORDER_STREAM = 1
-Split = Callable[[np.ndarray, Samples, Limits, int], tuple[list[Group], list[int]]]
+DEAL_STREAM = 3  # 1 is the epochs' permutations, 2 the anchors
+WELL_MIXED = 2.0  # a design effect up to this needs no remedy; a full shuffle has 1
+MOST_SPLIT = 20  # the remedy may cost 1/20 more micro-batches
+CAPS = 16  # cost caps that are tried, each 1/16 below the one before
+NEAR = 40  # an epoch may take 1/40 longer than with the quickest of them if that saves steps
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of the samples that an epoch is made from: of (seed, epoch) alone."""
-    return permutation((ORDER_STREAM, seed, epoch), samples)
-
-
-def sorted_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int) -> list[Step]:
+def sorted_steps(order: np.ndarray, samples: Samples, limits: Limits, price: Price, slots: int, names: tuple) -> Batches:
     """Sort by length, cut into batches, shuffle the batches: the same neighbours in every epoch."""
-    groups = level_groups(np.argsort(samples.length, kind="stable"), samples, limits, slots)
-    return in_steps([groups[i] for i in epoch_order(len(groups), seed, epoch)], slots)
+    order = np.sort(order)
+    order = order[np.argsort(samples.length[order], kind="stable")]
+    batches = plain_batches(order, samples, limits, price, slots)
+    return whole_steps(batches, permutation((DEAL_STREAM, *names), len(batches)), slots)
 
 
-def shuffled_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int) -> list[Step]:
+def shuffled_steps(order: np.ndarray, samples: Samples, limits: Limits, price: Price, slots: int, names: tuple) -> Batches:
     """Shuffle everything and pad each batch to its longest row."""
-    return in_steps(level_groups(epoch_order(len(samples), seed, epoch), samples, limits, slots), slots)
+    batches = plain_batches(order, samples, limits, price, slots)
+    return whole_steps(batches, np.arange(len(batches)), slots)
 
 
-def bucketed_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int, bounds: list[int]) -> list[Step]:
-    """Batch within each length bucket, then interleave the buckets' batches in proportion to their number.
-
-    Batch i of a bucket's n stands at (i + ½)/n of the epoch, so that each step holds its share of every bucket.
-    """
-    order = epoch_order(len(samples), seed, epoch)
-    bucket = assign(samples.length, bounds)[order]
-    parts = [order[bucket == j] for j in range(len(bounds)) if (bucket == j).any()]
-    counts = level_counts(parts, samples, limits, slots)
-    placed = []
-    for j, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        groups = level_fill(part, samples, limits, count)
-        placed += [((i + 0.5) / len(groups), j, group) for i, group in enumerate(groups)]
-    return in_steps([group for _, _, group in sorted(placed, key=lambda item: item[:2])], slots)
-
-
-def packed_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int) -> list[Step]:
+def packed_steps(order: np.ndarray, samples: Samples, limits: Limits, price: Price, slots: int, names: tuple) -> Batches:
     """Draw a step's samples from the permutation and deal them to its slots, end to end."""
-    return drawn_steps(samples, limits, slots, seed, epoch, deal)
+    return pack(order, samples, limits, price, slots)
 
 
-def step_bucketed_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int) -> list[Step]:
+def step_bucketed_steps(
+    order: np.ndarray, samples: Samples, limits: Limits, price: Price, slots: int, names: tuple
+) -> Batches:
     """Draw a step's samples from the permutation and cut them, sorted, into its padded slots."""
-    return drawn_steps(samples, limits, slots, seed, epoch, cut)
+    return cut_steps(order, samples, limits, price, slots)
 
 
-def level_groups(order: np.ndarray, samples: Samples, limits: Limits, slots: int) -> list[Group]:
+def bucketed_steps(
+    order: np.ndarray,
+    samples: Samples,
+    limits: Limits,
+    price: Price,
+    slots: int,
+    names: tuple,
+    bounds: list[int],
+    fixed_shapes: bool,
+) -> Batches:
+    """Batch within each length bucket, in the order of the permutation, then give each step its share of every bucket."""
+    bucket = assign(samples.length[order], bounds)
+    by_bucket = np.argsort(bucket.astype(np.uint16), kind="stable")  # of 16 bits: a radix sort
+    order, bucket = order[by_bucket], bucket[by_bucket]
+    width = np.array(bounds)[bucket] if fixed_shapes else limits.width(samples.length[order])
+    rows = make_rows(order, bucket, width, samples, price)
+    cuts = level(rows, limits, price, quickest_count(rows, limits, price, slots))
+    return mixed_steps(rows, cuts, limits, price, leaning(samples.length[order]), slots, (DEAL_STREAM, *names))
+
+
+def mixed_steps(
+    rows: Rows, cuts: np.ndarray, limits: Limits, price: Price, lean: Leaning, slots: int, names: tuple
+) -> Batches:
+    """Deal micro-batches to steps; cut buckets that spoil the mixture smaller until it is good or takes too many steps."""
+    counts = np.diff(np.searchsorted(cuts, rows.edges))
+    best = None
+    for more in more_counts(counts, lean.pull(rows.edges), -(-len(cuts) // slots)):
+        if more is not counts:
+            if more.sum() * MOST_SPLIT > counts.sum() * (MOST_SPLIT + 1):
+                break
+            cuts = smaller(rows, cuts, limits, price, np.minimum(more, np.diff(rows.edges)))
+            cuts = halve(rows, cuts, price, -(-(len(cuts) - 1) // slots) * slots)
+        pull = lean.pull(cuts)
+        order = deal_to_steps(pull, slots, names)
+        effect = design_effect(order, pull, np.diff(cuts), slots, lean.variance)
+        if best is None or effect < best[0]:
+            best = effect, order, cuts
+        if effect <= WELL_MIXED:
+            break
+    _, order, cuts = best
+    return Batches(rows.sample, cuts).taken(order)
+
+
+def smaller(rows: Rows, cuts: np.ndarray, limits: Limits, price: Price, counts: np.ndarray) -> np.ndarray:
+    """Cut anew the buckets that are to have more micro-batches than they have."""
+    ends = np.searchsorted(cuts, rows.edges)
+    parts = [np.zeros(1, np.int64)]
+    for bucket, count in enumerate(counts):
+        own = cuts[ends[bucket] : ends[bucket + 1] + 1]
+        parts.append((own if count < len(own) else recut(rows, bucket, limits, price, count))[1:])
+    return np.concatenate(parts)
+
+
+def plain_batches(order: np.ndarray, samples: Samples, limits: Limits, price: Price, slots: int) -> Batches:
     """Padded batches of an order, a multiple of `slots` of them."""
-    count = len(fill(order, samples, limits))
-    return level_fill(order, samples, limits, -(-count // slots) * slots)
+    rows = make_rows(order, np.zeros(len(order), np.int64), limits.width(samples.length[order]), samples, price)
+    count = len(fill(rows, limits, price)) - 1
+    return Batches(order, level(rows, limits, price, -(-count // slots) * slots))
 
 
-def level_counts(parts: list[np.ndarray], samples: Samples, limits: Limits, slots: int) -> list[int]:
-    """How many batches each bucket is cut into: as few as fit, then more where batches are largest, until steps are full."""
-    counts = [len(fill(part, samples, limits)) for part in parts]
-    costs = [padded_cost(part, samples) for part in parts]
-    heap = [(-cost / count, j) for j, (cost, count) in enumerate(zip(costs, counts, strict=True))]
-    heapq.heapify(heap)
-    missing = -sum(counts) % slots
-    while heap and missing:
-        _, j = heapq.heappop(heap)
-        if counts[j] < len(parts[j]):
-            counts[j] += 1
-            missing -= 1
-            heapq.heappush(heap, (-costs[j] / counts[j], j))
-    return counts
+def quickest_count(rows: Rows, limits: Limits, price: Price, slots: int) -> int:
+    """How many micro-batches, a multiple of `slots`, make the epoch about as short as can be.
 
-
-def in_steps(groups: list[Group], slots: int) -> list[Step]:
-    """Consecutive groups as steps."""
-    return [groups[i : i + slots] for i in range(0, len(groups), slots)]
-
-
-def drawn_steps(samples: Samples, limits: Limits, slots: int, seed: int, epoch: int, split: Split) -> list[Step]:
-    """Steps drawn one after another from the epoch's permutation, as few as the split allows, and level.
-
-    A first pass fills each step to the brim and so counts the steps; the second gives each an even share of the tokens.
-    Where uneven luck leaves samples over, one step more always has more room.
+    Ranks wait for the dearest slot. Full micro-batches of long rows are dearer than others; a cap on what each may cost
+    makes more steps, but shorter ones. Near the best cap time hardly changes, so the fewest steps near it are taken.
     """
-    order = epoch_order(len(samples), seed, epoch)
-    count = len(list(draw(order, samples, limits, slots, split, None)))
-    while len(steps := list(draw(order, samples, limits, slots, split, count))) > count:
-        count += 1 + count // 1000
-    return steps
+    cap = int(costs(rows, fill(rows, limits, price), price).max())
+    tried = []
+    for _ in range(CAPS):
+        cuts = fill(rows, limits, price, cap)
+        steps = -(-(len(cuts) - 1) // slots)
+        tried.append((steps * int(costs(rows, cuts, price).max()), steps))
+        cap -= cap // 16
+    quickest = min(tried)[0]
+    return slots * min(steps for time, steps in tried if time <= quickest + quickest // NEAR)
 
 
-def draw(order: np.ndarray, samples: Samples, limits: Limits, slots: int, split: Split, count: int | None) -> Iterator[Step]:
-    """Split the order into steps; with `count`, step i of them draws up to i/count of all tokens.
-
-    Aims count from the epoch's start: sharing out what is left would add up what each step falls short by (half a sample
-    on average) and let steps grow towards the end.
-    """
-    tokens = np.concatenate([[0], np.cumsum(samples.length[order])])
-    position, carried, carried_tokens, done = 0, np.empty(0, np.int64), 0, 0
-    while position < len(order) or len(carried):
-        aim = int(tokens[position]) - carried_tokens + slots * limits.tokens
-        if count is not None and done < count:
-            aim = min(aim, -(-int(tokens[-1]) * (done + 1) // count))
-        end = int(np.searchsorted(tokens, aim, "right")) - 1
-        # what did not fit before goes first; a step has no empty slot while samples are left
-        end = min(max(end, position, position + slots - len(carried)), len(order))
-        groups, over = split(np.concatenate([carried, order[position:end]]), samples, limits, slots)
-        carried, position, done = np.array(over, np.int64), end, done + 1
-        carried_tokens = int(samples.length[carried].sum())
-        yield [group for group in groups if len(group)]
+def whole_steps(batches: Batches, order: np.ndarray, slots: int) -> Batches:
+    """Micro-batches in an order, with empty slots at the end where they fill no whole step."""
+    return batches.taken(np.concatenate([order, np.full(-len(order) % slots, -1)]))

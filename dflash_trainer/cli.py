@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from dflash_prep.cli import FiniteRange, one_line_errors
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 PATH = click.Path(path_type=Path)
+COMMANDLINE = ParameterSource.COMMANDLINE
 DTYPE = click.Choice(["auto", "float32", "bfloat16"])
 
 
@@ -37,7 +39,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 
 @click.command(context_settings=CONTEXT)
 @click.option("--manifest-dir", type=PATH, default=Path("data/manifests"), metavar="PLAN")
-@click.option("--data", type=PATH, metavar="STORE", help="The store, if it has moved.")
+@click.option("--data", type=PATH, multiple=True, metavar="STORE", help="A moved store; may be repeated.")
 @click.option(
     "--target", callback=given, metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]"
 )
@@ -53,14 +55,46 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option("--warmup", type=FiniteRange(0, 1), default=0.04, help="Share of all steps.")
 @click.option("--clip", type=FiniteRange(min=0, min_open=True), default=1.0, help="Largest gradient norm.")
 @click.option("--dtype", type=DTYPE, default="auto", help="Of matrix products; auto: bfloat16 on GPU, else float32.")
+@click.option(
+    "--calibrate",
+    type=PATH,
+    metavar="COST.json",
+    help="Time micro-batches and write a cost model instead.",
+)
 @one_line_errors
-def train(nproc_per_node: int | None, lr: float, warmup: float, clip: float, dtype: str, **options):
+def train(nproc_per_node: int | None, lr: float, warmup: float, clip: float, dtype: str, calibrate: Path | None, **options):
     """Train a DFlash draft on the batches of a plan."""
+    if calibrate:
+        write_cost(calibrate, dtype, **{name: options[name] for name in ("target", "draft_config", "taps")})
+        return
     from dflash_trainer.step import Recipe
     from dflash_trainer.train import TrainOptions, start
 
     recipe = Recipe(lr, warmup, clip, choose_dtype(dtype))
     start(TrainOptions(recipe=recipe, **options), nproc_per_node)
+
+
+def write_cost(path: Path, dtype: str, **options) -> None:
+    """Calibrate: no plan, no run."""
+    from dflash_prep.console import counter
+    from dflash_trainer.calibrate import calibrate, print_cost
+    from dflash_trainer.report import check_place, write_report
+
+    refuse_others({"calibrate", "dtype", *options})
+    check_place(path, "--calibrate")
+    with counter("micro-batches") as progress:
+        cost = calibrate(**options, dtype=choose_dtype(dtype), progress=progress)
+    write_report(path, "--calibrate", cost)
+    print_cost(path, cost)
+
+
+def refuse_others(used: set[str]) -> None:
+    """Wrong usage: options on the command line that what was asked for has no use for."""
+    context = click.get_current_context()
+    given = [option for option in context.command.params if context.get_parameter_source(option.name) == COMMANDLINE]
+    others = [option.opts[-1] for option in given if option.name not in used]
+    if others:
+        raise click.UsageError(f"--calibrate trains nothing; leave {', '.join(others)} out")
 
 
 @click.command(context_settings=CONTEXT)
@@ -77,13 +111,13 @@ def train(nproc_per_node: int | None, lr: float, warmup: float, clip: float, dty
 def evaluate(draft: Path, target: str | None, prompts: Path, json_file: Path | None, dtype: str, **options):
     """Measure a draft: acceptance length, speed against plain decoding, and equality of the output."""
     from dflash_prep.console import counter, print_evaluation
-    from dflash_trainer.evaluate import check_place, write_report
     from dflash_trainer.evaluate import evaluate as run
+    from dflash_trainer.report import check_place, write_report
 
     if json_file:
-        check_place(json_file)
+        check_place(json_file, "--json")
     with counter("prompts") as progress:
         report = run(draft, target, prompts, dtype=choose_dtype(dtype), progress=progress, **options)
     print_evaluation(report)
     if json_file:
-        write_report(json_file, report)
+        write_report(json_file, "--json", report)

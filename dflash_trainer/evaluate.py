@@ -1,7 +1,6 @@
 """`dflash-eval`: acceptance length and speed of a draft on prompts, and proof that its output is the target's own."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ import torch
 from dflash_prep.chat import ChatTemplate, Reject
 from dflash_prep.corpus import read_records
 from dflash_prep.errors import UserError
-from dflash_prep.files import write_json
 from dflash_prep.tokenizer import ChatTokenizer, load_tokenizer
 from dflash_trainer.checkpoint import load_draft
 from dflash_trainer.decode import DraftDecoder, Response, TargetDecoder, decode
@@ -204,33 +202,3 @@ def summarise(results: list[PromptResult]) -> dict:
             for result in results
         ],
     }
-
-
-def check_place(path: Path) -> None:
-    """Refuse a place where no report can be written, before the evaluation that it is to hold."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: not a regular file; name another place for the report with --json")
-    _write(path, lambda draft: draft.touch())
-
-
-def write_report(path: Path, report: dict) -> None:
-    """Write the report, whole or not at all."""
-
-    def write(draft: Path) -> None:
-        write_json(draft, report)
-        draft.replace(path)
-
-    _write(path, write)
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        try:
-            write(draft)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as fault:
-        raise UserError(
-            f"{path}: cannot write the report: {fault.strerror or fault}; name another place with --json"
-        ) from None

@@ -127,3 +127,13 @@ def decide_together(decide: Callable[[], T], ranks: Ranks) -> T:
     if decision[1] is not None:
         raise UserError(decision[1])
     return decision[0]
+
+
+def refuse_together(fault: str | None, ranks: Ranks) -> None:
+    """Raise on every rank what any has to refuse, the lowest rank's: no rank goes on while another has stopped."""
+    faults = [fault] * ranks.world_size
+    if ranks.world_size > 1:
+        dist.all_gather_object(faults, fault)
+    for each in faults:
+        if each is not None:
+            raise UserError(each)

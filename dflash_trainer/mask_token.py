@@ -3,11 +3,11 @@
 import numpy as np
 
 from dflash_prep.errors import UserError
-from dflash_prep.store import Store
+from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import ChatTokenizer
 
 
-def choose_mask_token(tokenizer: ChatTokenizer, store: Store, vocabulary: int, requested: int | None) -> int:
+def choose_mask_token(tokenizer: ChatTokenizer, store: Stores, vocabulary: int, requested: int | None) -> int:
     """The requested id, else the tokenizer's own mask token, else an unused special token, else a row above its vocabulary.
 
     `vocabulary` is the number of rows of the target's embedding.
@@ -36,7 +36,7 @@ def is_role(token: int, tokenizer: ChatTokenizer) -> bool:
     return text is not None and (text in tokenizer.named_tokens.values() or text in (tokenizer.template or ""))
 
 
-def check(token: int, tokenizer: ChatTokenizer, store: Store, vocabulary: int) -> int:
+def check(token: int, tokenizer: ChatTokenizer, store: Stores, vocabulary: int) -> int:
     """Refuse a mask token that means something else."""
     if not 0 <= token < vocabulary:
         raise UserError(f"--mask-token-id {token}: the target's embedding has rows 0 to {vocabulary - 1}")

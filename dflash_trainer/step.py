@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from dflash_prep.errors import UserError
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.objective import block_loss
-from dflash_trainer.prefetch import MicroBatch
 from dflash_trainer.target import FrozenTarget
 
 BETAS = (0.9, 0.95)  # torch's 0.999 remembers the loud gradients of the first steps for a thousand more
@@ -100,6 +100,16 @@ class Stepper:
         totals[1] += loss.total.detach()
         self._buffer.hits += loss.hits
         self._buffer.counts += loss.counts
+
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Compute one micro-batch's gradient and forget it; room for moments that are yet to come is held meanwhile."""
+        unseen = [parameter for parameter in self.draft.parameters() if parameter not in self.optimizer.state]
+        moments = [torch.empty_like(parameter) for parameter in unseen for _ in range(2)]
+        self._buffer.clear()
+        self.accumulate(batch)
+        self._buffer.clear()
+        self.optimizer.zero_grad()
+        del moments
 
     def gradient(self, batches: list[MicroBatch]) -> GradientBuffer:
         """This step's gradient over all ranks, from this rank's micro-batches."""

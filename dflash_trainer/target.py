@@ -12,7 +12,7 @@ from dflash_prep.embedded import default_target
 from dflash_prep.errors import UserError
 from dflash_prep.files import canonical_json, digest
 from dflash_trainer.config import INHERITED
-from dflash_trainer.prefetch import MicroBatch
+from dflash_trainer.micro_batch import MicroBatch
 
 ATTENTION = "segmented"  # a name with "flash" in it makes transformers look for a FlashAttention kernel
 
@@ -89,8 +89,8 @@ def segment_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample.
 
-    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]; segments: the samples' lengths in a packed row. Right padding
-    needs no mask: no real token ever looks to its right.
+    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]; segments: the lengths that a packed row falls into. Right
+    padding needs no mask: no real token ever looks to its right.
     """
     outputs = [
         causal_attention(*parts, scaling, sliding_window)
@@ -136,7 +136,7 @@ class FrozenTarget:
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            segments=list(batch.lengths) if batch.packed else None,
+            segments=batch.stretches,
         )
         return self._taps.take()
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from dflash_prep.errors import UserError
 from dflash_prep.manifest import Plan
-from dflash_prep.store import Store
+from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import load_tokenizer
-from dflash_prep.verify import open_store
+from dflash_prep.verify import open_stores
 from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint, save_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
@@ -22,6 +22,7 @@ from dflash_trainer.launch import Ranks, decide_together, join, launch, under_to
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.monitor import Monitor
 from dflash_trainer.prefetch import BatchPrefetcher
+from dflash_trainer.rehearse import rehearse
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
 
@@ -31,7 +32,7 @@ class TrainOptions:
     """What the user asked for; see `dflash-train --help`."""
 
     manifest_dir: Path = Path("data/manifests")
-    data: Path | None = None
+    data: tuple[Path, ...] = ()
     target: str | None = None
     output: Path | None = None
     draft_config: Path | None = None
@@ -91,10 +92,10 @@ def run_of(checkpoint: Path) -> Path:
     return run
 
 
-def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Store]:
+def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
     """Everything that can be refused before a worker starts."""
     plan = Plan(options.manifest_dir)
-    store = open_store(plan, options.data)
+    store = open_stores(plan, options.data)
     if plan["slots"] % workers:
         raise UserError(
             f"{plan.path}: its steps have {plan['slots']} slots, which {workers} workers do not divide; "
@@ -162,10 +163,12 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
     last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
+    if first < last:
+        rehearse(plan, store, stepper, ranks)
     take_steps(options, ranks, plan, store, stepper, identity, first, last)
 
 
-def run_identity(options: TrainOptions, model, plan: Plan, store: Store) -> dict:
+def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dict:
     """What a run has to go on with: its checkpoints say it, and a resume is held to it."""
     recipe = options.recipe
     return {
@@ -177,7 +180,7 @@ def run_identity(options: TrainOptions, model, plan: Plan, store: Store) -> dict
     }
 
 
-def draft_config(options: TrainOptions, model, plan: Plan, store: Store) -> DraftConfig:
+def draft_config(options: TrainOptions, model, plan: Plan, store: Stores) -> DraftConfig:
     """The draft's configuration for this target, plan and store."""
     overrides = read_overrides(options.draft_config)
     rows = model.get_input_embeddings().weight.shape[0]
@@ -193,7 +196,7 @@ def draft_config(options: TrainOptions, model, plan: Plan, store: Store) -> Draf
 
 
 def take_steps(
-    options: TrainOptions, ranks: Ranks, plan: Plan, store: Store, stepper: Stepper, identity: dict, first: int, last: int
+    options: TrainOptions, ranks: Ranks, plan: Plan, store: Stores, stepper: Stepper, identity: dict, first: int, last: int
 ) -> None:
     """The loop: this rank's micro-batches of each step, the step, its report, and a checkpoint now and then."""
     batches = BatchPrefetcher(plan, store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)

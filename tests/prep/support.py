@@ -3,15 +3,22 @@
 import io
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import zstandard
 from click.testing import CliRunner, Result
 
-from dflash_prep.batching import Group, Limits, Samples
+from dflash_prep.batching import Batches, Limits, Samples
 from dflash_prep.cli import main
+from dflash_prep.cost import CostModel, Price, price
+from dflash_prep.manifest import Plan
+from dflash_prep.plan import write_plan
+from dflash_prep.pool import from_stores
+from dflash_prep.scheme import PlanOptions, settle
 from dflash_prep.store import StoreWriter
+from dflash_prep.stores import Stores
 
 ORIGIN = {"tokenizer": {"name": "made", "fingerprint": "0" * 32}}  # what a store without a corpus says of its making
 BOS, TURN, END = "<|bos|>", "<|im_start|>", "<|im_end|>"
@@ -96,15 +103,36 @@ def planning_samples(lengths: Iterable[int], most_anchors: int = 512) -> Samples
     return Samples(length, length - 1, np.minimum(-(-(length - 2).clip(0) // 4), most_anchors))
 
 
-def group_tokens(group: Group, samples: Samples, packed: bool) -> int:
-    """What a micro-batch computes, by the contract: the flat row, or rows times the longest."""
+def make_plan(stores: Path | list[Path], output: Path, **options) -> Plan:
+    """Write a plan of one or several stores and open it."""
+    chosen = PlanOptions(**options)
+    paths = stores if isinstance(stores, list) else [stores]
+    write_plan(settle(from_stores(Stores(paths), chosen.holdout > 0), chosen), output)
+    return Plan(output)
+
+
+def price_for(samples: Samples, limits: Limits, model: CostModel | None = None) -> Price:
+    """The integers of a cost model for these samples and limits."""
+    longest, anchors = int(samples.length.max()), min(limits.anchors, limits.tokens)
+    return price(model or CostModel(), limits.tokens, longest, anchors, len(samples))
+
+
+def groups_of(batches: Batches) -> list[list[int]]:
+    """The samples of each micro-batch."""
+    bounds = batches.offsets.tolist()
+    return [batches.samples[start:end].tolist() for start, end in pairwise(bounds)]
+
+
+def group_tokens(group: list[int], samples: Samples, packed: bool, align: int = 1) -> int:
+    """What a micro-batch computes, by the contract: the flat row, or rows times the longest, each width a multiple."""
     lengths = [int(samples.length[sample]) for sample in group]
-    return sum(lengths) if packed else len(lengths) * max(lengths)
+    width = -(-(sum(lengths) if packed else max(lengths)) // align) * align
+    return width if packed else len(lengths) * width
 
 
-def assert_within(groups: Iterable[Group], samples: Samples, limits: Limits, packed: bool = False) -> None:
+def assert_within(groups: Iterable[list[int]], samples: Samples, limits: Limits, packed: bool = False) -> None:
     """No micro-batch is empty or above a budget."""
     for group in groups:
         assert len(group) > 0
-        assert group_tokens(group, samples, packed) <= limits.tokens
+        assert group_tokens(group, samples, packed, limits.align) <= limits.tokens
         assert sum(int(samples.anchors[sample]) for sample in group) <= limits.anchors

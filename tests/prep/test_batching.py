@@ -1,161 +1,129 @@
-"""Micro-batches: budgets, order, and least cost against brute force."""
+"""Micro-batches of padded rows: budgets, order, the fewest possible, level costs."""
 
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_prep.batching import EXACT_CUT, Limits, Samples, cheapest_cut, cut, deal, fill, halve, level_fill
-from dflash_prep.cost import row_cost
-from tests.prep.support import assert_within, group_tokens, planning_samples
-
-FREE = 2**62
+from dflash_prep.batching import FREE, Batches, Limits, Rows, costs, fill, halve, level, make_rows
+from dflash_prep.cost import CostModel
+from tests.prep.support import assert_within, group_tokens, groups_of, planning_samples, price_for
 
 
 @st.composite
 def orders(draw, most: int = 40):
-    """An order of samples and limits that each sample keeps by itself."""
+    """Rows in some order, limits that each row keeps by itself, and prices."""
     lengths = draw(st.lists(st.integers(1, 30), min_size=1, max_size=most))
     samples = planning_samples(lengths)
-    tokens = draw(st.integers(max(lengths), 4 * max(lengths) + 7))
+    align = draw(st.sampled_from([1, 4]))
+    widest = -(-max(lengths) // align) * align
     anchors = draw(st.sampled_from([FREE, int(samples.anchors.max()), int(samples.anchors.max()) + 5]))
+    limits = Limits(draw(st.integers(widest, 4 * widest + 7)), anchors, align)
     order = np.array(draw(st.permutations(range(len(lengths)))), np.int64)
-    return order, samples, Limits(tokens, anchors)
+    bucket = np.sort(draw(st.sampled_from([np.zeros(len(order), np.int64), samples.length[order] // 16])))
+    price = price_for(samples, limits, draw(st.sampled_from([CostModel(), CostModel(5, 1, 0.1, 2, 0.5)])))
+    return make_rows(order, bucket, limits.width(samples.length[order]), samples, price), samples, limits, price
 
 
-def cuts_of(order: np.ndarray, count: int):
-    """Every way to cut an order into `count` runs that are not empty."""
-    for inner in combinations(range(1, len(order)), count - 1):
-        yield [order[start:end] for start, end in pairwise((0, *inner, len(order)))]
+def keeps(group: list[int], samples, limits: Limits) -> bool:
+    """Whether a group is within the limits, sample by sample."""
+    within = group_tokens(group, samples, False, limits.align) <= limits.tokens
+    return within and samples.anchors[group].sum() <= limits.anchors
 
 
-def keeps(groups, samples: Samples, limits: Limits) -> bool:
-    """Whether all groups are within the limits, sample by sample."""
-    return all(
-        group_tokens(group, samples, False) <= limits.tokens and samples.anchors[group].sum() <= limits.anchors
-        for group in groups
-    )
-
-
-def cost_of(groups, samples: Samples) -> int:
-    """The cost of padded groups."""
-    return sum(len(group) * row_cost(int(samples.length[group].max())) for group in groups)
+def cost_of(group: list[int], samples, limits: Limits, price) -> int:
+    """The cost of a padded group by the formula."""
+    width = group_tokens(group, samples, False, limits.align) // len(group)
+    draft = sum(int(samples.anchors[i]) * (price.anchor + price.reach * int(samples.length[i])) for i in group)
+    return price.fixed + len(group) * (price.token * width + price.square * width**2) + draft
 
 
 @given(orders())
-def test_fill_keeps_order_and_limits_and_stops_only_at_a_limit(case):
-    order, samples, limits = case
-    groups = fill(order, samples, limits)
-    assert np.concatenate(groups).tolist() == order.tolist()
+def test_fill_keeps_order_limits_and_buckets_and_stops_only_at_one(case):
+    rows, samples, limits, price = case
+    groups = groups_of(Batches(rows.sample, fill(rows, limits, price)))
+    assert list(chain(*groups)) == rows.sample.tolist()
     assert_within(groups, samples, limits)
+    bucket = dict(zip(rows.sample.tolist(), rows.bucket.tolist(), strict=True))
+    assert all(len({bucket[sample] for sample in group}) == 1 for group in groups)
     for group, following in pairwise(groups):
-        assert not keeps([np.append(group, following[0])], samples, limits)
+        assert bucket[group[0]] != bucket[following[0]] or not keeps([*group, following[0]], samples, limits)
 
 
 @given(orders(most=9))
 def test_fill_needs_the_fewest_groups_of_all_cuts(case):
-    order, samples, limits = case
-    fewest = next(
-        count
-        for count in range(1, len(order) + 1)
-        if any(keeps(groups, samples, limits) for groups in cuts_of(order, count))
-    )
-    assert len(fill(order, samples, limits)) == fewest
+    rows, samples, limits, price = case
+    rows = Rows(rows.sample, np.zeros_like(rows.bucket), rows.width, rows.anchors, rows.blocks)
+    order, count = rows.sample.tolist(), len(rows.sample)
+
+    def possible(parts: int) -> bool:
+        ways = (pairwise((0, *inner, count)) for inner in combinations(range(1, count), parts - 1))
+        return any(all(keeps(order[start:end], samples, limits) for start, end in way) for way in ways)
+
+    assert len(fill(rows, limits, price)) - 1 == next(parts for parts in range(1, count + 1) if possible(parts))
+
+
+@given(orders(), st.integers(1, 400))
+def test_a_cap_holds_wherever_there_is_a_choice(case, share):
+    rows, samples, limits, price = case
+    cap = share * int(costs(rows, fill(rows, limits, price), price).max()) // 100
+    for group in groups_of(Batches(rows.sample, fill(rows, limits, price, cap))):
+        assert len(group) == 1 or cost_of(group, samples, limits, price) <= cap
 
 
 @given(orders(), st.integers(0, 12))
-def test_level_fill_gives_the_number_asked_for(case, more):
-    order, samples, limits = case
-    count = len(fill(order, samples, limits)) + more
-    groups = level_fill(order, samples, limits, count)
-    assert len(groups) == min(count, len(order))
-    assert np.concatenate(groups).tolist() == order.tolist()
+def test_level_gives_the_number_asked_for(case, more):
+    rows, samples, limits, price = case
+    count = len(fill(rows, limits, price)) - 1 + more
+    cuts = level(rows, limits, price, count)
+    groups = groups_of(Batches(rows.sample, cuts))
+    assert len(groups) == min(count, len(rows.sample))
+    assert list(chain(*groups)) == rows.sample.tolist()
     assert_within(groups, samples, limits)
+    assert costs(rows, cuts, price).tolist() == [cost_of(group, samples, limits, price) for group in groups]
 
 
-def test_level_fill_spreads_equal_rows_evenly():
-    samples = planning_samples([10] * 100)
-    groups = level_fill(np.arange(100), samples, Limits(320, FREE), 5)
-    assert [len(group) for group in groups] == [20] * 5
+def plain_rows(lengths: list[int], limits: Limits):
+    """Rows of one bucket in the given order."""
+    samples = planning_samples(lengths)
+    price = price_for(samples, limits)
+    order = np.arange(len(lengths))
+    return make_rows(order, np.zeros_like(order), samples.length, samples, price), price
+
+
+def test_level_spreads_equal_rows_evenly():
+    rows, price = plain_rows([10] * 100, Limits(320))
+    assert np.diff(level(rows, Limits(320), price, 5)).tolist() == [20] * 5
+
+
+def test_level_evens_out_costs():
+    lengths = np.random.default_rng(1).integers(5, 400, 3_000).tolist()
+    rows, price = plain_rows(lengths, Limits(4_000))
+    count = len(fill(rows, Limits(4_000), price)) + 20
+    levelled = costs(rows, level(rows, Limits(4_000), price, count), price)
+    assert len(levelled) == count
+    assert levelled.max() <= 1.15 * levelled.mean()
 
 
 @given(orders(), st.integers(1, 50))
 def test_halve_keeps_the_order_and_splits_until_enough(case, count):
-    order, samples, limits = case
-    groups = fill(order, samples, limits)
-    halves = halve(groups, samples, count)
-    assert len(halves) == max(len(groups), min(count, len(order)))
-    assert np.concatenate(halves).tolist() == order.tolist()
-    assert_within(halves, samples, limits)
+    rows, samples, limits, price = case
+    before = fill(rows, limits, price)
+    cuts = halve(rows, before, price, count)
+    assert len(cuts) - 1 == max(len(before) - 1, min(count, len(rows.sample)))
+    assert set(before.tolist()) <= set(cuts.tolist())
+    assert_within(groups_of(Batches(rows.sample, cuts)), samples, limits)
 
 
-@given(orders(), st.integers(1, 9))
-def test_deal_loses_nothing_and_returns_only_what_has_no_room(case, slots):
-    order, samples, limits = case
-    groups, left = deal(order, samples, limits, slots)
-    assert len(groups) == slots
-    assert sorted([*np.concatenate(groups).tolist(), *left]) == sorted(order.tolist())
-    assert left == [sample for sample in order.tolist() if sample in set(left)]
-    assert_within([group for group in groups if len(group)], samples, limits, packed=True)
-    for sample in left:  # a slot only ever gets fuller, so what had no room has none at the end
-        for group in groups:
-            grown = np.append(group, sample)
-            assert group_tokens(grown, samples, True) > limits.tokens or samples.anchors[grown].sum() > limits.anchors
-    if len(order) >= slots:
-        assert all(len(group) for group in groups)
-    else:
-        assert not left
-
-
-def test_deal_evens_out_the_cost():
-    lengths = np.random.default_rng(2).integers(100, 4_000, 100).tolist()
-    samples = planning_samples(lengths)
-    groups, left = deal(np.arange(100), samples, Limits(60_000, FREE), 8)
-    costs = [int(row_cost(samples.length[group]).sum()) for group in groups]
-    assert not left
-    assert max(costs) < 1.03 * sum(costs) / 8
-
-
-@given(orders(), st.integers(1, 9))
-def test_cut_takes_the_longest_prefix_that_fits(case, slots):
-    order, samples, limits = case
-    groups, left = cut(order, samples, limits, slots)
-    taken = len(order) - len(left)
-    assert left == order[taken:].tolist()
-    assert sorted(np.concatenate(groups).tolist()) == sorted(order[:taken].tolist())
-    assert len(groups) == min(slots, len(order))
-    assert_within(groups, samples, limits)
-    if left:
-        more = order[: taken + 1]
-        falling = more[np.argsort(-samples.length[more], kind="stable")]
-        assert len(fill(falling, samples, limits)) > slots
-
-
-@given(orders(most=9), st.integers(1, 4))
-def test_cheapest_cut_equals_brute_force_over_all_cuts(case, extra):
-    order, samples, limits = case
-    order = order[np.argsort(-samples.length[order], kind="stable")]
-    count = min(len(fill(order, samples, limits)) - 1 + extra, len(order))
-    groups = cheapest_cut(order, samples, limits, count)
-    assert len(groups) == count
-    assert np.concatenate(groups).tolist() == order.tolist()
-    assert_within(groups, samples, limits)
-    costs = [cost_of(cuts, samples) for cuts in cuts_of(order, count) if keeps(cuts, samples, limits)]
-    assert cost_of(groups, samples) == min(costs)
-
-
-@pytest.mark.parametrize("slots", [3, 16, 600])
-def test_a_step_of_more_samples_than_are_cut_exactly(slots):
-    lengths = np.random.default_rng(4).integers(5, 400, 1_300).tolist()
-    samples = planning_samples(lengths)
-    limits = Limits(400 * 1_300 // min(slots, 16), FREE)
-    order = np.argsort(-samples.length, kind="stable")
-    assert len(order) > EXACT_CUT
-    groups = cheapest_cut(order, samples, limits, slots)
-    assert len(groups) == slots
-    assert np.concatenate(groups).tolist() == order.tolist()
-    assert_within(groups, samples, limits)
-    even = np.array_split(order, slots)
-    assert cost_of(groups, samples) <= 1.001 * cost_of(even, samples)  # not exact: cuts lie at candidates only
+@pytest.mark.parametrize("sizes", [[2, 0, 3, 0, 0, 1], [0], [4], [0, 0, 2]])
+def test_batches_sum_and_find_the_longest_with_empty_ones_between(sizes):
+    flat = np.arange(sum(sizes))
+    values = np.array([5, 1, 7, 2, 9, 4])
+    batches = Batches(flat, np.concatenate([[0], np.cumsum(sizes)]))
+    groups = groups_of(batches)
+    assert batches.total(values).tolist() == [sum(int(values[i]) for i in group) for group in groups]
+    assert batches.longest(values).tolist() == [max((int(values[i]) for i in group), default=0) for group in groups]
+    order = np.array([*reversed(range(len(sizes))), -1])
+    assert groups_of(batches.taken(order)) == [*reversed(groups), []]

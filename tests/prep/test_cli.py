@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from click.testing import CliRunner
 
-from dflash_prep.cli import FiniteRange, main, one_line_errors
+from dflash_prep.cli import STORE, FiniteRange, main, one_line_errors
 from tests.prep.support import assert_user_error, chat, jsonl, make_store, make_tokenizer, run
 
 COMMANDS = sorted(main.commands)
@@ -73,11 +76,12 @@ def test_options_are_the_agreed_ones():
     assert found["tokenize"] == ["--tokenizer", "--output", "--max-length", "--max-reject-share"]
     assert found["verify"] == ["--data"]
     assert found["plan-epochs"] == [
-        *("--data", "--output", "--epochs", "--strategy", "--bucket-scope", "--buckets", "--boundaries", "--token-budget"),
-        *("--anchor-density", "--max-anchors", "--block-size", "--anchor-budget", "--slots", "--seed"),
+        *("--data", "--lengths", "--output", "--epochs", "--strategy", "--bucket-scope", "--buckets", "--boundaries"),
+        *("--fixed-shapes", "--align", "--token-budget", "--anchor-density", "--max-anchors", "--block-size"),
+        *("--anchor-budget", "--slots", "--seed", "--weight", "--holdout", "--cost", "--dry-run", "--compare"),
     ]
     defaults = {p.opts[-1]: p.default for p in main.commands["plan-epochs"].params}
-    assert list(map(str, defaults["--data"])) == ["data/tokens"]
+    assert str(STORE) == "data/tokens"
     assert str(defaults["--output"]) == "data/manifests"
     assert (defaults["--epochs"], defaults["--strategy"], defaults["--bucket-scope"]) == (6, "bucketed", "epoch")
     assert (defaults["--anchor-density"], defaults["--max-anchors"], defaults["--block-size"]) == (0.25, 512, 16)
@@ -165,14 +169,16 @@ FAULTS = {
     "plan on a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl"], "corpus.jsonl"),
     "plan below a file": (["plan-epochs", "--data", "store", "-o", "corpus.jsonl/a"], "cannot create"),
     "budget below the longest": (["plan-epochs", "--data", "store", "--token-budget", "19"], "20 tokens, the budget is 19"),
-    "several stores to plan": (
-        ["plan-epochs", "--data", "store", "--data", "other"],
-        "several stores are not supported yet",
-    ),
-    "several stores to prove": (
-        ["verify", "plan", "--data", "store", "--data", "other"],
-        "several stores are not supported",
-    ),
+    "stores and lengths": (["plan-epochs", "--data", "store", "--lengths", "lengths.parquet"], "both given"),
+    "lengths gone": (["plan-epochs", "--lengths", "nowhere.parquet"], "no such file"),
+    "lengths that are none": (["plan-epochs", "--lengths", "corpus.jsonl"], "cannot be read as Parquet"),
+    "cost gone": (["plan-epochs", "--data", "store", "--cost", "nowhere.json"], "nowhere.json"),
+    "cost that is none": (["plan-epochs", "--data", "store", "--cost", "corpus.jsonl"], "corpus.jsonl"),
+    "weight of no source": (["plan-epochs", "--data", "store", "--weight", "web=2"], "names no source; there are made"),
+    "weight twice": (["plan-epochs", "--data", "store", "--weight", "made=2", "--weight", "made=3"], "given twice"),
+    "nothing to train on": (["plan-epochs", "--data", "store", "--weight", "made=0"], "no sample is left"),
+    "nothing held out": (["plan-epochs", "--data", "store", "--holdout", "1e-9"], "holds none"),
+    "one store too few": (["verify", "plan", "--data", "store", "--data", "other"], "plan"),
     "corpus is a directory": (["tokenize", "folder", "--tokenizer", "tiny"], "folder: is a directory"),
     "corpus is a FIFO": (["tokenize", "fifo", "--tokenizer", "tiny"], "fifo: is not a regular file"),
     "corpus name no UTF-8": (["tokenize", "a\udcff", "--tokenizer", "tiny"], "'a\\udcff': this name is not UTF-8"),
@@ -253,6 +259,12 @@ NUMBERS = ("--buckets", "--token-budget", "--max-anchors", "--anchor-budget")
             for value in ("0", "-5", "1.5", "many", str(2**31 + 1), "nan")
         ),
         *(["plan-epochs", "--boundaries", value] for value in ("", "5,x", "5,5", "9,5", "5,,9", str(2**31 + 1))),
+        *(
+            ["plan-epochs", "--weight", value]
+            for value in ("", "made", "=2", "made=", "made=x", "made=-1", "made=nan", "made=1001")
+        ),
+        *(["plan-epochs", "--align", value] for value in ("0", "-1", "4097", "x")),
+        *(["plan-epochs", "--holdout", value] for value in ("-0.1", "0.91", "nan", "x")),
         ["plan-epochs", "surplus"],
         ["verify", "a", "b"],
     ],
@@ -323,3 +335,54 @@ def test_advice_on_damaged_output_is_not_the_same_command_again(corpus, here, ti
             (here / manifest).write_text(text)
             source = [corpus, "--tokenizer", tiny_directory] if again == "tokenize" else ["--data", "sound"]
             assert_user_error(run(again, *source, "-o", Path(manifest).parent), "remove it and")
+
+
+def lengths_file(path: Path, lengths: list[int]) -> Path:
+    """A Parquet file of lengths alone."""
+    pq.write_table(pa.table({"length": lengths}), path)
+    return path
+
+
+def test_lengths_are_planned_proven_and_compared(here):
+    lengths = np.random.default_rng(0).integers(5, 400, 2_000).tolist()
+    file = lengths_file(here / "lengths.parquet", lengths)
+    result = run("plan-epochs", "--lengths", file, "-o", "plan", "--epochs", "2", "--holdout", "0.05")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for words in ("buckets up to", "design effect", "straggler share", "real tokens", "Jaccard", "hold-out"):
+        assert words in result.stdout
+    stated = json.loads((here / "plan" / "plan.json").read_text())
+    assert stated["lengths"]["path"] == str(file.resolve()) and "store" not in stated
+    assert run("verify", "plan").exit_code == 0
+    result = run("plan-epochs", "--lengths", file, "--compare")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for words in ("sorted", "shuffled", "packed", "bucketed, by step", "bucketed, auto", "bucketed, 64"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize("flags", [["--dry-run"], ["--compare"]])
+def test_nothing_is_written_where_nothing_is_to_be(here, flags):
+    make_store(here / "store", [20, 5, 9, 11] * 30)
+    before = sorted(here.rglob("*"))
+    (here / "cost.json").write_text(json.dumps({"c0": 0, "a": 3600, "b": 0, "d": 0, "e": 0}))
+    result = run("plan-epochs", "--data", "store", *flags, "--cost", "cost.json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "hours" in result.stdout
+    assert sorted(here.rglob("*")) == sorted([*before, here / "cost.json"])
+
+
+def test_hours_are_those_of_the_calibrated_cost(here):
+    make_store(here / "store", [10] * 64)
+    (here / "cost.json").write_text(json.dumps({"c0": 0, "a": 3600, "b": 0, "d": 0, "e": 0}))
+    result = run("plan-epochs", "--data", "store", "--dry-run", "--slots", "8", "--epochs", "2", "--cost", "cost.json")
+    assert "160.00 hours on 8 workers" in result.stdout  # 64 x 10 tokens x 1 hour / 8 slots, twice
+
+
+def test_two_stores_are_planned_and_proven_together(here):
+    make_store(here / "store", [20, 5, 9])
+    make_store(here / "other", [7, 8])
+    assert run("plan-epochs", "--data", "store", "--data", "other", "-o", "plan", "--slots", "1").exit_code == 0
+    assert run("verify", "plan").exit_code == 0
+    (here / "store").rename(here / "moved")
+    assert_user_error(run("verify", "plan"), "no token store here")
+    assert run("verify", "plan", "--data", "moved", "--data", "other").exit_code == 0
+    assert_user_error(run("verify", "plan", "--data", "other", "--data", "moved"), "not the store that")

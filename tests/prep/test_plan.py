@@ -13,12 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_prep.cost import CostModel
 from dflash_prep.errors import UserError
 from dflash_prep.files import file_digest, stream_digest
-from dflash_prep.manifest import Plan
-from dflash_prep.plan import PlanOptions, write_plan
+from dflash_prep.manifest import Plan, table_fingerprint
+from dflash_prep.plan import dry_run
+from dflash_prep.pool import from_lengths, from_stores
+from dflash_prep.scheme import PlanOptions, settle
 from dflash_prep.store import Store
+from dflash_prep.stores import Stores
 from dflash_prep.verify import verify
+from tests.prep.support import make_plan as plan
 from tests.prep.support import make_store
 
 STRATEGIES = {
@@ -27,15 +32,11 @@ STRATEGIES = {
     "bucketed": {"strategy": "bucketed"},
     "three buckets": {"strategy": "bucketed", "buckets": 3},
     "boundaries": {"strategy": "bucketed", "boundaries": (20, 50, 300)},
+    "fixed shapes": {"strategy": "bucketed", "buckets": 3, "fixed_shapes": True},
     "step": {"strategy": "bucketed", "bucket_scope": "step"},
     "packed": {"strategy": "packed"},
+    "static": {"strategy": "packed", "fixed_shapes": True},
 }
-
-
-def plan(store: Path, output: Path, **options) -> Plan:
-    """Write a plan and open it."""
-    write_plan(Store(store), output, PlanOptions(**options))
-    return Plan(output)
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -51,15 +52,17 @@ def files(path: Path) -> dict[str, bytes]:
     budget=st.none() | st.integers(300, 900),
     anchor_budget=st.none() | st.integers(75, 200),
     density=st.sampled_from([0.25, 1e-6, 0.1]),
-    seed=st.integers(0, 2**63),
+    seed=st.integers(0, 2**63 - 1),
+    align=st.sampled_from([1, 1, 16]),
 )
-def test_a_plan_holds_and_is_a_pure_function(name, lengths, slots, budget, anchor_budget, density, seed):
+def test_a_plan_holds_and_is_a_pure_function(name, lengths, slots, budget, anchor_budget, density, seed, align):
     options = STRATEGIES[name] | {
         "slots": slots,
         "token_budget": budget,
         "anchor_budget": anchor_budget,
         "anchor_density": density,
         "seed": seed,
+        "align": align if budget is None or budget >= 320 else 1,
     }
     with tempfile.TemporaryDirectory() as directory:
         store = make_store(Path(directory, "store"), lengths, shard_bytes=500)
@@ -206,6 +209,14 @@ def test_a_plan_takes_the_place_of_a_plan_and_of_nothing_else(tiny_store, tmp_pa
         ({"boundaries": (10, 89)}, "longest sample has 90"),
         ({"bucket_scope": "step", "buckets": 4}, "leave --boundaries and --buckets out"),
         ({"bucket_scope": "step", "boundaries": (10, 90)}, "leave --boundaries and --buckets out"),
+        ({"strategy": "packed", "buckets": 4}, "packed has no buckets"),
+        ({"boundaries": (10, 90), "buckets": 4}, "both given"),
+        ({"strategy": "sorted", "fixed_shapes": True}, "--fixed-shapes"),
+        ({"boundaries": (10, 5_000), "fixed_shapes": True, "token_budget": 900}, "above the budget of 900"),
+        ({"token_budget": 95, "align": 64}, "96|128"),
+        ({"weights": (("made", 0.0),)}, "no sample is left"),
+        ({"weights": (("other", 2.0),)}, "names no source; there are made"),
+        ({"holdout": 1e-9}, "holds none"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_and_an_older_plan_stays(tiny_store, tmp_path, options, words):
@@ -240,7 +251,7 @@ def test_a_plan_that_is_none_is_refused(tiny_store, tmp_path, fault):
     if fault == "damaged":
         manifest.write_text(manifest.read_text()[:-20])
     elif fault == "another version":
-        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+        manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
     elif fault == "epoch gone":
         (path / "epoch-000.parquet").unlink()
     elif fault == "other columns":
@@ -261,6 +272,12 @@ BROKEN = {
     "strategy": ("best", ["packed"], None),
     "bucket_scope": ("all", None),
     "store": ("data/tokens", {}, {"path": 3, "fingerprint": "0" * 32}, {"path": "data", "fingerprint": None}),
+    "align": (0, None),
+    "fixed_shapes": (1, None),
+    "holdout": (-0.1, "1", None),
+    "weights": ([], {"made": "2"}, None),
+    "cost": ({}, {"a": 1}, None),
+    "rehearse": ({}, {"longest": {}}, None),
     "fingerprint": (None, "x", "\ud800" * 32),
     "certificate": (None,),
     "epochs": ([], {}, None, [3], [{}]),
@@ -279,7 +296,9 @@ EPOCH_BROKEN = {
 }
 CASES = [("plan", key, value) for key, values in BROKEN.items() for value in values]
 CASES += [("epoch", key, value) for key, values in EPOCH_BROKEN.items() for value in values]
-CASES += [("plan", key, KeyError) for key in BROKEN] + [("epoch", key, KeyError) for key in EPOCH_BROKEN]
+CASES += [("plan", key, KeyError) for key in BROKEN if key not in ("anchor_budget", "store")] + [
+    ("epoch", key, KeyError) for key in EPOCH_BROKEN
+]
 
 
 @pytest.fixture(scope="module")
@@ -375,3 +394,134 @@ def test_rows_that_cannot_be_decoded_are_a_user_error(copy):
     (copy / "plan.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="cannot read the epoch"):
         list(Plan(copy).rows(0))
+
+
+def test_a_plan_without_a_store_is_refused(written, tmp_path):
+    manifest = json.loads((written / "plan.json").read_text())
+    del manifest["store"]
+    (tmp_path / "plan.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="changed after planning"):
+        Plan(tmp_path)
+
+
+LENGTHS = np.random.default_rng(8).lognormal(4.5, 0.6, 900).astype(int).clip(4, 400).tolist()
+GOLDEN = {
+    "sorted": "b1a826a3a43d",
+    "shuffled": "b8f52e190e70",
+    "bucketed": "c7541a5ce98a",
+    "fixed shapes": "c26bc6bff1e9",
+    "step": "1a3430632349",
+    "packed": "56e70898627b",
+}
+
+
+def pool_of(lengths: list[int], path: Path):
+    """A pool of lengths alone, two sources of them."""
+    table = pa.table({"length": lengths, "loss_tokens": [n // 2 for n in lengths], "source": [f"s{n % 2}" for n in lengths]})
+    pq.write_table(table, path)
+    return from_lengths(path, True)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_fingerprints_are_the_same_everywhere_and_for_good(tmp_path, name):
+    """A change here means that users' plans change: the golden values were written once, on another machine."""
+    options = PlanOptions(epochs=2, slots=4, token_budget=2_000, seed=3, weights=(("s1", 1.5),), **STRATEGIES[name])
+    assert dry_run(settle(pool_of(LENGTHS, tmp_path / "lengths.parquet"), options))["fingerprint"][:12] == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_epoch_is_made_without_the_others(tmp_path, name):
+    boundaries = {"boundaries": (20, 50, 400)} if name == "boundaries" else {}
+    options = PlanOptions(epochs=5, slots=4, token_budget=2_000, weights=(("s0", 0.4),), **STRATEGIES[name] | boundaries)
+    pool = pool_of(LENGTHS, tmp_path / "lengths.parquet")
+    whole = dry_run(settle(pool, options))
+    assert table_fingerprint(settle(pool, options).table(4)) == whole["epochs"][4]["fingerprint"]
+
+
+def test_the_number_of_threads_changes_nothing(tiny_store, tmp_path, monkeypatch):
+    written = []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr("os.cpu_count", lambda threads=threads: threads)
+        written.append(files(plan(tiny_store, tmp_path / str(threads), epochs=5, slots=3, token_budget=200).path))
+    assert written[0] == written[1] == written[2]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_any_number_of_ranks_reads_the_same_steps(tiny_store, tmp_path, world_size):
+    made = plan(tiny_store, tmp_path / "plan", epochs=2, slots=8, token_budget=120)
+    for epoch in range(2):
+        rows = list(made.rows(epoch))
+        of_rank = [[row for row in rows if row["slot"] % world_size == rank] for rank in range(world_size)]
+        assert len({len(own) for own in of_rank}) == 1
+        per_step = 8 // world_size
+        for step in range(made["epochs"][epoch]["steps"]):
+            together = [row for own in of_rank for row in own[step * per_step : (step + 1) * per_step]]
+            assert sorted(row["slot"] for row in together) == list(range(8))
+            assert {row["step"] for row in together} == {step}
+
+
+def test_copies_and_a_hold_out_are_stated_and_kept(tmp_path):
+    store = make_store(tmp_path / "store", LENGTHS)
+    made = plan(store, tmp_path / "plan", epochs=3, weights=(("made", 1.5),), holdout=0.1)
+    held = [sample for row in made.rows(None) for sample in row["samples"]]
+    assert 0.05 * len(LENGTHS) < len(held) < 0.15 * len(LENGTHS) and len(set(held)) == len(held)
+    kept = sorted(set(range(len(LENGTHS))) - set(held))
+    again = []
+    for epoch in range(3):
+        counts = np.bincount([sample for row in made.rows(epoch) for sample in row["samples"]], minlength=len(LENGTHS))
+        assert set(counts[kept]) == {1, 2} and not counts[held].any()
+        again.append({sample for sample in kept if counts[sample] == 2})
+        assert len(again[-1]) == round(len(kept) / 2) == made["epochs"][epoch]["samples"] - len(kept)
+    assert len(again[0] & again[1]) <= 1  # a fresh half each epoch
+    assert made["sources"] == {"made": {"samples": len(kept), "weight": 1.5, "per_epoch": made["epochs"][0]["samples"]}}
+    assert sorted(os.listdir(made.path))[-2:] == ["holdout.parquet", "plan.json"]
+
+
+def test_a_hold_out_is_of_the_content_alone(tmp_path):
+    first = make_store(tmp_path / "first", LENGTHS)
+    other = make_store(tmp_path / "other", LENGTHS[:300])
+    held = []
+    for number, stores in enumerate((first, other, [first, other])):
+        for seed in range(2):
+            made = plan(stores, tmp_path / f"plan{number}{seed}", epochs=1, holdout=0.2, seed=seed)
+            held.append({sample for row in made.rows(None) for sample in row["samples"]})
+    assert held[0] == held[1] and held[2] == held[3] == {sample for sample in held[0] if sample < 300}
+    assert held[4] == held[5] == held[0] | {len(LENGTHS) + sample for sample in held[2]}  # twins stay together
+
+
+def test_widths_are_aligned_and_shapes_fixed(tmp_path):
+    store = make_store(tmp_path / "store", LENGTHS)
+    made = plan(store, tmp_path / "a", epochs=2, align=16, buckets=5, token_budget=2_000)
+    widths = {row["width"] for epoch in range(2) for row in made.rows(epoch)}
+    assert all(width % 16 == 0 for width in widths) and len(widths) > 5
+    made = plan(store, tmp_path / "b", epochs=2, align=16, buckets=5, token_budget=2_000, fixed_shapes=True)
+    assert {row["width"] for epoch in range(2) for row in made.rows(epoch)} == set(made["boundaries"])
+    made = plan(store, tmp_path / "c", epochs=2, align=16, strategy="packed", token_budget=2_001, fixed_shapes=True)
+    assert {row["padded_tokens"] for epoch in range(2) for row in made.rows(epoch) if row["samples"]} == {2_000}
+
+
+def test_hand_made_boundaries_say_how_far_off_they_are(tmp_path):
+    store = make_store(tmp_path / "store", LENGTHS)
+    options = {"epochs": 1, "token_budget": 2_000, "cost": CostModel(0, 1, 0, 0, 0)}
+    best = plan(store, tmp_path / "best", buckets=4, **options)
+    own = plan(store, tmp_path / "own", boundaries=(30, 40, 50, 500), **options)
+    assert best["curve"]["chosen"] == best["curve"]["optimum"] == own["curve"]["optimum"] < 0.9 * own["curve"]["chosen"]
+    assert own["boundaries"] == [30, 40, 50, 500]
+    seconds = [epoch["padded_tokens"] for plan in (best, own) for epoch in plan["epochs"]]
+    assert seconds[0] < 0.9 * seconds[1]
+
+
+def test_two_stores_are_planned_as_one(tmp_path):
+    first, second = make_store(tmp_path / "first", LENGTHS[:200]), make_store(tmp_path / "second", LENGTHS[200:500])
+    made = plan([first, second], tmp_path / "plan", epochs=2, slots=2)
+    assert [Path(origin["path"]).name for origin in made["stores"]] == ["first", "second"]
+    assert sorted(sample for row in made.rows(0) for sample in row["samples"]) == list(range(500))
+    assert list(verify(made.path))
+
+
+def test_a_dry_run_states_what_the_plan_would(tiny_store, tmp_path):
+    made = plan(tiny_store, tmp_path / "plan", epochs=2, slots=3)
+    scheme = settle(from_stores(Stores([tiny_store]), False), PlanOptions(epochs=2, slots=3))
+    dry = dry_run(scheme)
+    assert dry["fingerprint"] == made["fingerprint"]
+    assert dry["certificate"] == made["certificate"]

@@ -1,6 +1,7 @@
 """Steps of every strategy: each sample once, budgets kept, full and level steps, fresh neighbours each epoch."""
 
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -8,27 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_prep import schedule
-from dflash_prep.batching import Limits
-from dflash_prep.cost import row_cost
-from dflash_prep.manifest import epoch_table
-from tests.prep.support import assert_within, group_tokens, planning_samples
+from dflash_prep.batching import FREE, Limits
+from dflash_prep.cost import CostModel
+from dflash_prep.rng import permutation
+from tests.prep.support import assert_within, group_tokens, groups_of, planning_samples, price_for
 
-STRATEGIES = ["sorted", "shuffled", "bucketed", "step", "packed"]
-FREE = 2**62
+STRATEGIES = ["sorted", "shuffled", "bucketed", "fixed", "step", "packed"]
 
 
-def steps_of(strategy: str, samples, limits, slots, seed, epoch, bounds=None):
+def steps_of(strategy: str, samples, limits, slots, seed, epoch, bounds=None, model=None) -> list[list[list[int]]]:
     """One epoch's steps; `bounds` default to three quarters of the longest and the longest."""
-    longest = int(samples.length.max())
-    bounds = bounds or sorted({max(1, longest * 3 // 4), longest})
+    longest = int(limits.width(samples.length.max()))
+    bounds = bounds or sorted({int(limits.width(max(1, longest * 3 // 4))), longest})
     make = {
         "sorted": schedule.sorted_steps,
         "shuffled": schedule.shuffled_steps,
-        "bucketed": partial(schedule.bucketed_steps, bounds=bounds),
+        "bucketed": partial(schedule.bucketed_steps, bounds=bounds, fixed_shapes=False),
+        "fixed": partial(schedule.bucketed_steps, bounds=bounds, fixed_shapes=True),
         "step": schedule.step_bucketed_steps,
         "packed": schedule.packed_steps,
     }[strategy]
-    return make(samples, limits, slots, seed, epoch)
+    order = permutation((1, seed, epoch), len(samples))
+    batches = make(order, samples, limits, price_for(samples, limits, model), slots, (seed, epoch))
+    groups = groups_of(batches)
+    assert len(groups) % slots == 0
+    return [groups[start : start + slots] for start in range(0, len(groups), slots)]
 
 
 LENGTHS = st.one_of(
@@ -37,98 +42,65 @@ LENGTHS = st.one_of(
     st.builds(lambda length, count: [length] * count, st.integers(1, 200), st.integers(1, 80)),
     st.builds(lambda many, few: [3] * many + [199] * few, st.integers(1, 80), st.integers(1, 12)),
 )
+MODELS = [
+    CostModel(),
+    CostModel(0, 1, 0, 0, 0),
+    CostModel(9, 1, 0.01, 3, 0.1),
+    CostModel(0, 0, 1, 0, 0),
+    CostModel(1, 1e-9, 0, 1e3, 0),
+]
 
 
 @st.composite
 def cases(draw):
-    """Samples, limits, slots and seed; each sample is within the limits by itself."""
+    """Samples, limits, slots, seed and cost model; each sample is within the limits by itself."""
     samples = planning_samples(draw(LENGTHS), draw(st.sampled_from([512, 3])))
-    longest, anchors = int(samples.length.max()), int(samples.anchors.max())
+    align = draw(st.sampled_from([1, 1, 8]))
+    longest, anchors = -(-int(samples.length.max()) // align) * align, int(samples.anchors.max())
     tokens = draw(st.one_of(st.just(longest), st.integers(longest, 3 * longest + 5), st.just(10_000)))
     most = draw(st.sampled_from([FREE, max(1, anchors), anchors + 7]))
-    return samples, Limits(tokens, most), draw(st.integers(1, 9)), draw(st.integers(0, 2**40))
+    slots, seed = draw(st.integers(1, 9)), draw(st.integers(0, 2**40))
+    return samples, Limits(tokens, most, align), slots, seed, draw(st.sampled_from(MODELS))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(case=cases(), epoch=st.integers(0, 5))
 def test_every_sample_once_in_full_steps_within_the_budgets(strategy, case, epoch):
-    samples, limits, slots, seed = case
-    steps = steps_of(strategy, samples, limits, slots, seed, epoch)
-    assert_laws(steps, samples, limits, slots, strategy == "packed")
-
-
-def assert_laws(steps, samples, limits, slots, packed):
-    """The laws of an epoch that no strategy may break."""
-    flat = [int(sample) for step in steps for group in step for sample in group]
+    samples, limits, slots, seed, model = case
+    steps = steps_of(strategy, samples, limits, slots, seed, epoch, model=model)
+    flat = [sample for step in steps for group in step for sample in group]
     assert sorted(flat) == list(range(len(samples)))
-    assert all(len(step) == slots for step in steps[:-1])
-    assert 1 <= len(steps[-1]) <= slots
+    assert all(group for step in steps[:-1] for group in step)
+    assert any(steps[-1])
     for step in steps:
-        assert_within(step, samples, limits, packed)
-    if len(steps[-1]) < slots and not packed:
+        assert_within(filter(None, step), samples, limits, strategy == "packed")
+    if not all(steps[-1]) and strategy != "packed":
         # a last step is short of slots only for want of samples
-        assert all(len(group) == 1 for group in steps[-1])
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=20)
-@given(case=cases())
-def test_the_table_says_what_the_steps_are(strategy, case):
-    samples, limits, slots, seed = case
-    packed = strategy == "packed"
-    longest = int(samples.length.max())
-    bounds = sorted({max(1, longest * 3 // 4), longest})
-    steps = steps_of(strategy, samples, limits, slots, seed, 0, bounds)
-    rows = epoch_table(steps, samples, slots, packed, bounds if strategy == "bucketed" else []).to_pylist()
-    assert [(row["step"], row["slot"]) for row in rows] == [(n, slot) for n in range(len(steps)) for slot in range(slots)]
-    for row in rows:
-        step = steps[row["step"]]
-        group = step[row["slot"]].tolist() if row["slot"] < len(step) else []
-        assert row["samples"] == group
-        if not group:
-            assert not any(row[name] for name in row if name not in ("step", "slot", "samples"))
-            continue
-        lengths = [int(samples.length[sample]) for sample in group]
-        assert row["tokens"] == sum(lengths)
-        assert row["width"] == (sum(lengths) if packed else max(lengths))
-        assert row["padded_tokens"] == group_tokens(group, samples, packed)
-        assert row["loss_tokens"] == sum(int(samples.loss_tokens[sample]) for sample in group)
-        assert row["anchors"] == sum(int(samples.anchors[sample]) for sample in group)
-        costs = [row_cost(length) for length in (lengths if packed else [max(lengths)] * len(lengths))]
-        assert row["cost"] == pytest.approx(sum(costs) / 24_576, rel=1e-6)
-        if strategy == "bucketed":
-            assert all((0, *bounds)[row["bucket"]] < length <= bounds[row["bucket"]] for length in lengths)
-        else:
-            assert row["bucket"] == 0
-
-
-def plain(steps) -> list[list[list[int]]]:
-    """Steps as lists."""
-    return [[group.tolist() for group in step] for step in steps]
+        assert all(len(group) <= 1 for group in steps[-1])
 
 
 def neighbours(steps) -> set[frozenset[int]]:
-    """The sets of samples that stand in one micro-batch."""
-    return {frozenset(group.tolist()) for step in steps for group in step}
+    """The sets of samples that stand together in one micro-batch."""
+    return {frozenset(group) for step in steps for group in step if len(group) > 1}
 
 
 SPREAD = planning_samples(np.random.default_rng(8).lognormal(4.5, 0.6, 1_200).astype(int).clip(4, 400).tolist())
-DECENT = Limits(1_200, FREE)
+DECENT = Limits(1_200)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_epochs_and_seeds_differ_and_repeat(strategy):
     epochs = [steps_of(strategy, SPREAD, DECENT, 4, 5, epoch) for epoch in range(3)]
-    assert plain(epochs[0]) != plain(epochs[1]) != plain(epochs[2]) != plain(epochs[0])
-    assert plain(epochs[0]) != plain(steps_of(strategy, SPREAD, DECENT, 4, 6, 0))
-    assert plain(epochs[2]) == plain(steps_of(strategy, SPREAD, DECENT, 4, 5, 2))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != steps_of(strategy, SPREAD, DECENT, 4, 6, 0)
+    assert epochs[2] == steps_of(strategy, SPREAD, DECENT, 4, 5, 2)
     shared = len(neighbours(epochs[0]) & neighbours(epochs[1])) / len(neighbours(epochs[0]))
     assert shared == 1 if strategy == "sorted" else shared < 0.05
 
 
 BOUNDS = [60, 90, 130, 190, 400]
-LEVEL = {"sorted": 0.1, "shuffled": 0.3, "bucketed": 0.3, "step": 0.15, "packed": 0.1}
+LEVEL = {"sorted": 0.1, "shuffled": 0.3, "bucketed": 0.25, "fixed": 0.3, "step": 0.2, "packed": 0.1}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -138,7 +110,7 @@ def test_steps_are_level(strategy, slots):
     for epoch in range(2):
         steps = steps_of(strategy, SPREAD, DECENT, slots, 1, epoch, BOUNDS)
         assert len(steps) >= 10
-        assert all(len(step) == slots for step in steps)
+        assert all(group for step in steps for group in step)
         computed = np.array([sum(group_tokens(group, SPREAD, strategy == "packed") for group in step) for step in steps])
         assert computed.min() > (1 - LEVEL[strategy]) * computed.mean()
         assert computed.max() < (1 + LEVEL[strategy]) * computed.mean()
@@ -156,17 +128,26 @@ def test_drawn_steps_do_not_grow_towards_the_end(strategy, slots):
         assert len(steps) <= 1.1 * real.sum() / (slots * DECENT.tokens) + 1
 
 
+def design_effect(steps) -> float:
+    """The variance of steps' mean log length over that of random samples."""
+    log = np.log(SPREAD.length)
+    members = [list(chain(*step)) for step in steps]
+    means = np.array([log[member].mean() for member in members])
+    return means.var(ddof=1) * np.mean([len(member) for member in members]) / log.var()
+
+
 @pytest.mark.parametrize("strategy", ["step", "packed"])
 def test_drawn_steps_are_as_mixed_as_a_full_shuffle(strategy):
-    """The mean log length of a step varies as that of random samples does: a design effect of about 1."""
-    effects = []
-    for epoch in range(4):
-        steps = steps_of(strategy, SPREAD, DECENT, 4, 2, epoch)
-        log_length = np.log(SPREAD.length)
-        members = [np.concatenate(step) for step in steps]
-        means = np.array([log_length[member].mean() for member in members])
-        effects.append(means.var(ddof=1) * np.mean([len(member) for member in members]) / log_length.var())
+    effects = [design_effect(steps_of(strategy, SPREAD, DECENT, 4, 2, epoch)) for epoch in range(4)]
     assert 0.4 < np.mean(effects) < 2
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "fixed"])
+@pytest.mark.parametrize("bounds", [[60, 120, 400], BOUNDS, list(range(20, 401, 20))])
+def test_buckets_do_not_cluster_in_steps(strategy, bounds):
+    effects = [design_effect(steps_of(strategy, SPREAD, DECENT, 8, 2, epoch, bounds)) for epoch in range(4)]
+    assert np.mean(effects) < 2.5
+    assert design_effect(steps_of("sorted", SPREAD, DECENT, 8, 2, 0)) > 10
 
 
 def test_bucketed_steps_hold_their_share_of_every_bucket():
@@ -176,10 +157,3 @@ def test_bucketed_steps_hold_their_share_of_every_bucket():
     for bucket in range(3):
         held = (buckets == bucket).sum(axis=1)
         assert held.max() - held.min() <= 2
-
-
-def test_packed_slots_are_nearly_full():
-    lengths = np.random.default_rng(11).lognormal(6.9, 0.55, 6_000).astype(int).clip(4, 8192)
-    samples = planning_samples(lengths.tolist())
-    steps = steps_of("packed", samples, Limits(32_768, FREE), 8, 0, 0)
-    assert samples.length.sum() / (len(steps) * 8 * 32_768) > 0.93

@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflash_prep.manifest import Plan
-from dflash_prep.plan import PlanOptions, write_plan
 from dflash_prep.store import Store
 from dflash_prep.tokenize import Options, tokenize
 from dflash_prep.tokenizer import load_tokenizer
+from tests.prep.support import make_plan as write_and_open
 
 BLOCK = 4
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|spare|>"]
@@ -88,7 +88,6 @@ def make_plan(tmp_path_factory, store):
     def make(**options) -> Plan:
         path = tmp_path_factory.mktemp("plan") / "plan"
         defaults = {"epochs": 2, "slots": 4, "token_budget": 600, "block_size": BLOCK, "anchor_density": 0.5}
-        write_plan(store, path, PlanOptions(**defaults | options))
-        return Plan(path)
+        return write_and_open(store.path, path, **defaults | options)
 
     return make

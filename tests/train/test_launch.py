@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,9 +17,10 @@ from click.testing import CliRunner
 
 from dflash_prep.errors import UserError
 from dflash_trainer.cli import evaluate, train
-from dflash_trainer.evaluate import check_place, parse_prompt, write_report
+from dflash_trainer.evaluate import parse_prompt
 from dflash_trainer.launch import world_size
 from dflash_trainer.mask_token import choose_mask_token
+from dflash_trainer.report import check_place, write_report
 from dflash_trainer.step import Recipe
 from dflash_trainer.train import TrainOptions, place_run
 
@@ -31,6 +33,11 @@ def make_checkpoint(run: Path, step: int, age: int = 0) -> Path:
     (path / "trainer.json").write_text("{}")
     os.utime(path, (1e9 - age, 1e9 - age))
     return path
+
+
+def said(output: str) -> list[str]:
+    """The lines that a run printed of itself; what it rehearsed depends on the plan."""
+    return [line for line in output.splitlines() if not line.startswith("rehearsed ")]
 
 
 def place(**options) -> TrainOptions:
@@ -84,7 +91,7 @@ class TestRuns:
         run = tmp_path / "run"
         begun = invoke("-o", run, "--max-steps", "1")
         assert begun.exit_code == 0, begun.stderr
-        assert begun.stdout.splitlines() == [f"{run}: starts afresh", f"{run}: done"]
+        assert said(begun.stdout) == [f"{run}: starts afresh", f"{run}: done"]
         self.refuse(invoke("--resume", run, "--lr", "0.01"), "go on with the same --lr 0.0006")
         other = Path(shutil.copytree(target_dir, tmp_path / "other"))
         config = json.loads((other / "config.json").read_text())
@@ -157,7 +164,7 @@ def test_torchrun_without_a_place(make_plan, target_dir, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert done.stdout.splitlines() == [f"runs/{run.name}: starts afresh", f"runs/{run.name}: done"]
+    assert said(done.stdout) == [f"runs/{run.name}: starts afresh", f"runs/{run.name}: done"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -183,9 +190,7 @@ def test_a_signal_ends_in_one_line(name, make_plan, target_dir, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"), [(4_000, "cannot write the metrics"), (30_000, "step-00000008: cannot write")]
-)
+@pytest.mark.parametrize(("limit", "message"), [(4_000, "cannot write the metrics"), (30_000, r"step-\d{8}: cannot write")])
 def test_a_full_disk_ends_in_one_line(limit, message, make_plan, target_dir, tmp_path):
     """Files that may not grow beyond `limit` bytes stand in for a full disk."""
     (tmp_path / "draft.json").write_text('{"num_hidden_layers": 1}')
@@ -211,7 +216,7 @@ def test_a_full_disk_ends_in_one_line(limit, message, make_plan, target_dir, tmp
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
     assert line.startswith("error: ")
-    assert message in line
+    assert re.search(message, line)
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
@@ -228,9 +233,9 @@ class TestEvaluation:
     def test_report_is_whole_or_absent(self, tmp_path):
         path = tmp_path / "report.json"
         path.write_text("old")
-        check_place(path)
+        check_place(path, "--json")
         assert path.read_text() == "old"
-        write_report(path, {"a": 1})
+        write_report(path, "--json", {"a": 1})
         assert json.loads(path.read_text()) == {"a": 1}
         assert list(tmp_path.iterdir()) == [path]
 
