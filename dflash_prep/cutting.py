@@ -14,9 +14,9 @@ from dflash_prep.compiled import compiled
 from dflash_prep.cost import Price
 
 LOOK_AHEAD = 32  # samples that are tried where the permutation's next does not fit
-ALLOWANCE = 40  # a slot may cost 1/40 more than it must where that makes the whole step cheaper
+ALLOWANCE = 24  # a slot may cost 1/24 more than it must where that makes the whole step cheaper
 EARLY = 16  # all steps but the last aim 1/16 of a step ahead of the even share, so that none who wait are left at the end
-EASE = 256  # how many steps more are tried at a time, as a fraction of the steps, where samples are left over
+EASE = 64  # 1/64 more steps than full ones are made: with room to cut well, an epoch takes less time
 CAP_STEPS = 12  # halvings of the search for the least cost cap: to 1/4096
 NEVER = 2**60
 
@@ -48,7 +48,7 @@ def cut_all(rows, slots, limit, steps):
     for steps as full as may be.
     """
     count, tokens = len(rows), rows[:, 0].sum()
-    places, sizes = np.empty(count, np.int64), np.zeros((count + 1) * slots, np.int64)
+    places, sizes = np.empty(count, np.int64), np.zeros(count + 2 * slots, np.int64)
     waiting = np.empty(0, np.int64)
     position, done, emitted, used = 0, 0, 0, 0
     while position < count or len(waiting) > 0:

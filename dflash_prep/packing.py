@@ -67,7 +67,7 @@ def pack_steps(held, loads, slots, budget, steps):
     """
     count = len(held)
     tokens = held[:, 0].sum()
-    places, sizes = np.empty(count, np.int64), np.zeros((count + 1) * slots, np.int64)
+    places, sizes = np.empty(count, np.int64), np.zeros(count + 2 * slots, np.int64)
     drawn, waiting = np.empty(count, np.int64), np.empty(count, np.int64)
     position, wait, done, emitted, used = 0, 0, 0, 0, 0
     while position < count or wait > 0:

@@ -410,7 +410,7 @@ GOLDEN = {
     "shuffled": "b8f52e190e70",
     "bucketed": "c7541a5ce98a",
     "fixed shapes": "c26bc6bff1e9",
-    "step": "1a3430632349",
+    "step": "e6bad7dbc880",
     "packed": "56e70898627b",
 }
 
