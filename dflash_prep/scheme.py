@@ -10,7 +10,7 @@ import pyarrow as pa
 from dflash_prep import schedule
 from dflash_prep.anchors import anchor_count, density_ppm
 from dflash_prep.batching import FREE, Batches, Limits, Samples
-from dflash_prep.buckets import assign, curve, elbow, expected, histogram, refined
+from dflash_prep.buckets import assign, curve, elbow, expected, histogram, padding, refined
 from dflash_prep.cost import CostModel, Price, price
 from dflash_prep.errors import UserError
 from dflash_prep.manifest import Layout, epoch_table
@@ -58,6 +58,7 @@ class Curve:
     seconds: list[float]  # for 1, 2, … buckets
     chosen: float  # with the plan's boundaries
     optimum: float  # with the best boundaries of as many buckets
+    padding: list[float]  # the expected share of padding for 1, 2, … buckets
 
     def as_dict(self) -> dict:
         """As `plan.json` states it."""
@@ -197,7 +198,9 @@ def choose_boundaries(
     in_seconds = [
         float(rounded.seconds(cost)) for cost in (*(cost for cost, _ in found), expected(counted, bounds), optimum)
     ]
-    return bounds, Curve(in_seconds[:-2], *in_seconds[-2:])
+    tokens = int(lengths.sum())
+    padded = [padding(counted, each, tokens) for _, each in found]
+    return bounds, Curve(in_seconds[:-2], *in_seconds[-2:], padded)
 
 
 def choose_strategy(options: PlanOptions, bounds: list[int]) -> Callable[..., Batches]:

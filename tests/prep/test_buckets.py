@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from dflash_prep import buckets
 from dflash_prep.batching import Limits, Samples, costs, fill, make_rows
-from dflash_prep.buckets import DISTANCE, FEW_ROWS, MOST, assign, curve, elbow, expected, histogram, optimal, refined
+from dflash_prep.buckets import (
+    DISTANCE,
+    FEW_ROWS,
+    MOST,
+    assign,
+    curve,
+    elbow,
+    expected,
+    histogram,
+    optimal,
+    padding,
+    refined,
+)
 from dflash_prep.cost import CostModel, price
 from dflash_prep.rng import permutation
 
@@ -174,6 +186,16 @@ def test_realised_seconds_are_the_least_of_all_cuts(seed, count, budget):
     every = [realised(lengths, [*cut, longest], limits, rounded) for cut in combinations(inner, count - 1)]
     assert realised(lengths, chosen, limits, rounded) <= 1.001 * min(every)
     assert expected(case, chosen) == pytest.approx(min(every) / 6, rel=0.01)
+
+
+def test_expected_padding_is_that_of_real_epochs():
+    lengths = reference_lengths(30_000)
+    case = counted(lengths, MODELS["tokens"], False, 32_768)
+    for number in (1, 3, 12):
+        bounds = optimal(case, number)
+        computed = realised(lengths, bounds, Limits(32_768), case.price) / case.price.token / 6
+        found = padding(case, bounds, int(lengths.sum()))
+        assert found == pytest.approx(1 - lengths.sum() / computed, abs=0.02)
 
 
 @settings(max_examples=40)
