@@ -274,7 +274,7 @@ def main() -> None:
     ours = [run for name, extra in OURS.items() if (run := attempt(plan_ours, name, extra, length))]
     rivals = [run for name in RIVALS if (run := attempt(plan_rival, name, options.rivals_python, length))]
 
-    console = Console(width=max(125, Console().width))
+    console = Console(width=max(140, Console().width))
     title = f"{len(length):,} samples, {EPOCHS} epochs, {SLOTS} slots of {BUDGET:,} tokens; {machine()}"
     base = next((step_time(run) for run in ours if run.name == "sorted"), None)
     rows = [measure(run, base) for run in ours + rivals]
