@@ -18,8 +18,8 @@ from dflash_prep.errors import UserError
 from dflash_prep.files import read_json
 from dflash_prep.rules import broken, number, optional, whole
 
-MICRO_BATCH_BITS = 42  # the integer cost of the costliest micro-batch that fits the budgets stays below 2^42
-EPOCH_BITS = 62  # and that of so many micro-batches as there are samples below 2^62
+MICRO_BATCH_BITS = 50  # the integer cost of the costliest micro-batch that fits the budgets stays below 2^50
+SUM_BITS = 60  # and that of so many micro-batches as there are slots or samples below 2^60
 MOST_SECONDS = 1e6  # of any coefficient; a little more once it is rounded
 LEAST_TOKEN, LEAST_SQUARE = 1e-12, 1e-18  # seconds; a model below both has no price for tokens
 STATED = dict.fromkeys(("c0", "a", "b", "d", "e"), number(0, 2 * MOST_SECONDS))
@@ -85,13 +85,14 @@ class Price:
         return CostModel(*(math.ldexp(value, -self.bits) for value in rounded))
 
 
-def price(model: CostModel, tokens: int, longest: int, anchors: int, samples: int) -> Price:
-    """Round a cost model for micro-batches of at most `tokens` tokens and `anchors` anchors, rows up to `longest`.
+def price(model: CostModel, tokens: int, longest: int, anchors: int, most_anchors: int, count: int) -> Price:
+    """Round a cost model for micro-batches of at most `tokens` tokens and `anchors` anchors.
 
-    Where tokens cost anything, they keep costing at least one unit.
+    longest: width of the longest row; most_anchors: of a sample; count: of samples or slots, whichever are more. Where
+    tokens cost anything, they keep costing at least one unit.
     """
-    largest = model.c0 + tokens * (model.a + model.b * longest) + anchors * (model.d + model.e * longest)
-    room = min(MICRO_BATCH_BITS, EPOCH_BITS - samples.bit_length())
+    largest = model.c0 + tokens * (model.a + model.b * longest + model.e * most_anchors) + anchors * model.d
+    room = min(MICRO_BATCH_BITS, SUM_BITS - count.bit_length())
     bits = room - math.frexp(largest)[1]
     fixed, token, square, anchor, reach = (
         round(Fraction(value) * Fraction(2) ** bits) for value in model.as_dict().values()

@@ -18,6 +18,7 @@ ALLOWANCE = 24  # a slot may cost 1/24 more than it must where that makes the wh
 EARLY = 16  # all steps but the last aim 1/16 of a step ahead of the even share, so that none who wait are left at the end
 EASE = 64  # 1/64 more steps than full ones are made: with room to cut well, an epoch takes less time
 CAP_STEPS = 12  # halvings of the search for the least cost cap: to 1/4096
+MOST_CELLS = 2**24  # of the dynamic program's tables
 NEVER = 2**60
 
 
@@ -197,6 +198,8 @@ def cheapest_cut(rows, chosen, count, limit):
     draft[1:] = np.cumsum(rows[chosen, 3])
     earliest[0] = 0
     band = (latest - earliest).max() + 1  # each layer is kept from its earliest end on
+    if count * band > MOST_CELLS:
+        return latest  # each slot filled to the cap: too large a step for the program's tables
     best, cut = np.full((count + 1, band), NEVER), np.zeros((count + 1, band), np.int64)
     best[0, 0] = 0
     for k in range(count):

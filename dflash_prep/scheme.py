@@ -123,9 +123,22 @@ def settle(pool: Pool, options: PlanOptions) -> Scheme:
     planned = np.concatenate([mixture.drawn(options.seed, 0), mixture.held])
     limits = choose_limits(samples, planned, options)
     longest = max(int(limits.width(samples.length.max())), *(options.boundaries or (0,)))
-    rounded = price(options.cost, limits.tokens, longest, min(limits.anchors, limits.tokens), len(planned))
+    rounded = price(
+        options.cost,
+        limits.tokens,
+        longest,
+        min(limits.anchors, densest(samples, limits.tokens)),
+        int(samples.anchors.max()),
+        max(len(planned), options.slots),
+    )
     bounds, seconds = choose_boundaries(samples, planned, limits, rounded, options)
     return Scheme(pool, mixture, samples, options, limits, rounded, bounds, seconds)
+
+
+def densest(samples: Samples, tokens: int) -> int:
+    """The most anchors that `tokens` tokens can hold: those of the sample that is densest in them, over and over."""
+    at = int((samples.anchors / samples.length).argmax())
+    return -(-int(samples.anchors[at]) * tokens // int(samples.length[at]))
 
 
 def check_options(options: PlanOptions) -> None:

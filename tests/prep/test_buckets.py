@@ -38,7 +38,7 @@ def counted(lengths, model: CostModel, fixed: bool, budget: int = 160, align: in
     """The histogram of lengths, with a budget."""
     lengths = np.array(lengths, np.int64)
     limits = Limits(budget, align=align)
-    return histogram(lengths, 0, limits, price(model, budget, int(lengths.max()), 1, len(lengths)), fixed)
+    return histogram(lengths, 0, limits, price(model, budget, int(lengths.max()), 1, 1, len(lengths)), fixed)
 
 
 def bucket_cost(rows: list[int], case) -> float:
@@ -179,7 +179,7 @@ def test_realised_seconds_are_the_least_of_all_cuts(seed, count, budget):
     values = np.sort(generator.choice(np.arange(10, 400), 9, replace=False))
     lengths = generator.choice(values, 20_000, p=generator.dirichlet(np.ones(9)))
     limits = Limits(budget)
-    rounded = price(CostModel(0, 1, 1 / 2_000, 0, 0), budget, 400, 1, len(lengths))
+    rounded = price(CostModel(0, 1, 1 / 2_000, 0, 0), budget, 400, 1, 1, len(lengths))
     case = histogram(lengths, 0, limits, rounded, False)
     chosen = optimal(case, count)
     *inner, longest = np.unique(lengths).tolist()

@@ -279,7 +279,7 @@ BROKEN = {
     "cost": ({}, {"a": 1}, None),
     "rehearse": ({}, {"longest": {}}, None),
     "fingerprint": (None, "x", "\ud800" * 32),
-    "certificate": (None,),
+    "certificate": (None, {}, {"seconds": 1}),
     "epochs": ([], {}, None, [3], [{}]),
 }
 EPOCH_BROKEN = {
@@ -406,12 +406,12 @@ def test_a_plan_without_a_store_is_refused(written, tmp_path):
 
 LENGTHS = np.random.default_rng(8).lognormal(4.5, 0.6, 900).astype(int).clip(4, 400).tolist()
 GOLDEN = {
-    "sorted": "e54100e88361",
-    "shuffled": "af6df449aef0",
-    "bucketed": "dc3a79d82c57",
-    "fixed shapes": "0bf62bdd0a34",
-    "step": "4363dfdd2af6",
-    "packed": "663f442758ab",
+    "sorted": "6f607d020146",
+    "shuffled": "e0661ccdd0b6",
+    "bucketed": "a6a5ba0fd79a",
+    "fixed shapes": "d69067fc3f98",
+    "step": "58a7fc111ed1",
+    "packed": "e5ee16ff7c33",
 }
 
 
@@ -535,3 +535,19 @@ def test_the_longest_rows_and_the_largest_budgets_hold(tmp_path, name, budget):
     options = PlanOptions(epochs=2, slots=3, token_budget=budget, **STRATEGIES[name])
     write_plan(settle(from_lengths(tmp_path / "lengths.parquet", False), options), tmp_path / "plan")
     assert list(verify(tmp_path / "plan"))
+
+
+def test_no_plan_is_put_into_a_plan(tiny_store, tmp_path):
+    made = plan(tiny_store, tmp_path / "plan", epochs=1)
+    before = files(made.path)
+    for place in (tmp_path / "plan" / "in", tmp_path / "plan" / "deep" / "er"):
+        with pytest.raises(UserError, match="lies inside"):
+            plan(tiny_store, place, epochs=1)
+    assert files(made.path) == before
+
+
+def test_steps_cut_anew_mix_heavy_tails_too(tmp_path):
+    lengths = np.random.default_rng(3).lognormal(5, 2, 6_000).clip(1, 30_000).astype(int).tolist()
+    pool = pool_of(lengths, tmp_path / "lengths.parquet")
+    made = dry_run(settle(pool, PlanOptions(epochs=2, slots=8, **STRATEGIES["step"])))
+    assert made["certificate"]["design_effect"] < 4
