@@ -411,7 +411,7 @@ GOLDEN = {
     "bucketed": "a6a5ba0fd79a",
     "fixed shapes": "d69067fc3f98",
     "step": "58a7fc111ed1",
-    "packed": "e5ee16ff7c33",
+    "packed": "0936c9f9af57",
 }
 
 
