@@ -24,8 +24,7 @@ def write_plan(scheme: Scheme, output: Path) -> dict:
         for summary, measured in made_epochs(scheme, directory):
             summaries.append(summary)
             measures.append(measured)
-        held = write_table(scheme.holdout_table(), scheme, directory / HOLDOUT_FILE) if len(scheme.mixture.held) else None
-        manifest = state(scheme, summaries, held, measures)
+        manifest = state(scheme, summaries, made_holdout(scheme, directory), measures)
         write_json(directory / "plan.json", manifest)
     return manifest
 
@@ -33,7 +32,7 @@ def write_plan(scheme: Scheme, output: Path) -> dict:
 def dry_run(scheme: Scheme) -> dict:
     """The manifest of a plan that is not written: its epochs state no file."""
     made = list(made_epochs(scheme, None))
-    return state(scheme, [summary for summary, _ in made], None, [measured for _, measured in made])
+    return state(scheme, [summary for summary, _ in made], made_holdout(scheme, None), [measured for _, measured in made])
 
 
 def check_place(output: Path) -> None:
@@ -57,6 +56,13 @@ def made_epochs(scheme: Scheme, directory: Path | None) -> Iterator[tuple[dict, 
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         yield from workers.map(make, range(scheme.options.epochs))
+
+
+def made_holdout(scheme: Scheme, directory: Path | None) -> dict | None:
+    """The hold-out's summary, if samples are held out; written if there is a directory."""
+    if len(scheme.mixture.held):
+        return write_table(scheme.holdout_table(), scheme, directory and directory / HOLDOUT_FILE)
+    return None
 
 
 def write_table(table: pa.Table, scheme: Scheme, path: Path | None) -> dict:

@@ -519,9 +519,11 @@ def test_two_stores_are_planned_as_one(tmp_path):
     assert list(verify(made.path))
 
 
-def test_a_dry_run_states_what_the_plan_would(tiny_store, tmp_path):
-    made = plan(tiny_store, tmp_path / "plan", epochs=2, slots=3)
-    scheme = settle(from_stores(Stores([tiny_store]), False), PlanOptions(epochs=2, slots=3))
+@pytest.mark.parametrize("holdout", [0.0, 0.5])
+def test_a_dry_run_states_what_the_plan_would(tiny_store, tmp_path, holdout):
+    made = plan(tiny_store, tmp_path / "plan", epochs=2, slots=3, holdout=holdout)
+    assert (made["holdout_set"] is None) == (holdout == 0)
+    scheme = settle(from_stores(Stores([tiny_store]), holdout > 0), PlanOptions(epochs=2, slots=3, holdout=holdout))
     dry = dry_run(scheme)
     assert dry["fingerprint"] == made["fingerprint"]
     assert dry["certificate"] == made["certificate"]
