@@ -41,11 +41,27 @@ class ChatTokenizer:
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
-    def encoder(self) -> Tokenizer:
-        """The tokenizer as chat text needs it: nothing added, nothing cut, offsets as the text has them."""
+    def special_texts(self) -> frozenset[str]:
+        """The tokens that the tokenizer marks as special, as text."""
+        return frozenset(token.content for token in self.backend.get_added_tokens_decoder().values() if token.special)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """One more than the greatest token number."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def plain_encoder(self) -> Tokenizer:
+        """The tokenizer as servers use it on plain text: what its post-processor adds included, nothing cut."""
         encoder = Tokenizer.from_str(self.backend.to_str())
         encoder.no_truncation()
         encoder.no_padding()
+        return encoder
+
+    @cached_property
+    def encoder(self) -> Tokenizer:
+        """The tokenizer as chat text needs it: nothing added, nothing cut, offsets as the text has them."""
+        encoder = Tokenizer.from_str(self.plain_encoder.to_str())
         if encoder.post_processor is not None:  # would add a second BOS and trims spaces off the offsets
             encoder.post_processor = _no_post_processor()
         return encoder

@@ -1,14 +1,13 @@
-"""Conversations: parsed with a reason for each refusal, rendered as transformers does, assistant parts found exactly."""
+"""Conversations: rendered as transformers does, assistant parts found exactly."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_prep.chat import ChatTemplate, Reject, parse_messages
-from dflash_prep.errors import UserError
+from dflash_prep.chat import ChatTemplate
+from dflash_prep.errors import Reject, UserError
 from tests.prep.support import chat
 
 TEXT = st.text(max_size=20)
@@ -18,41 +17,6 @@ def said(tokenizer, template: str, messages: list[dict]) -> list[str]:
     """The parts of the rendering that a template's assistant speaks."""
     conversation = ChatTemplate(replace(tokenizer, template=template)).conversation(messages)
     return [conversation.text[start:end] for start, end in conversation.spans]
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        (b"{", "not JSON"),
-        (b"", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "not a JSON object"),
-        (b'"text"', "not a JSON object"),
-        (b"null", "not a JSON object"),
-        (b"{}", "no list of messages"),
-        (b'{"messages": []}', "no list of messages"),
-        (b'{"messages": {"role": "user"}}', "no list of messages"),
-        (b'{"messages": [{"content": "a"}]}', "a message without a role"),
-        (b'{"messages": [{"role": null, "content": "a"}]}', "a message without a role"),
-        (b'{"messages": [{"role": "", "content": "a"}]}', "a message without a role"),
-        (b'{"messages": ["a"]}', "a message without a role"),
-        (b'{"messages": [{"role": "user"}]}', "a message whose content is not text"),
-        (b'{"messages": [{"role": "user", "content": null}]}', "a message whose content is not text"),
-        (b'{"messages": [{"role": "user", "content": ["a"]}]}', "a message whose content is not text"),
-    ],
-)
-def test_each_bad_record_has_its_reason(record, reason):
-    with pytest.raises(Reject) as caught:
-        parse_messages(record)
-    assert str(caught.value) == reason
-
-
-@given(st.lists(TEXT, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([b"", b"\r", b" \t\r"]))
-def test_messages_come_back_with_bom_and_crlf(contents, escaped, bom, ending):
-    data = json.dumps({"id": 7, "messages": chat(*contents)}, ensure_ascii=escaped).encode()
-    assert parse_messages(b"\xef\xbb\xbf" * bom + data + ending) == chat(*contents)
 
 
 @given(st.lists(TEXT, min_size=2, max_size=6), st.none() | TEXT)
