@@ -8,7 +8,7 @@ import json
 from datetime import datetime
 from typing import NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -35,34 +35,33 @@ class Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class ChatTemplate:
-    """A tokenizer's chat template, compiled."""
+TAKEN = ("messages", "tools", "documents", "add_generation_prompt")  # names that no further argument of a template may have
 
-    def __init__(self, tokenizer: ChatTokenizer):
+
+class ChatTemplate:
+    """A tokenizer's chat template, compiled, with the arguments that each rendering gives it."""
+
+    def __init__(self, tokenizer: ChatTokenizer, arguments: dict[str, object] | None = None):
         if tokenizer.template is None:
-            raise UserError(f"{tokenizer.name}: this tokenizer has no chat template; name one that has (--tokenizer)")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-        )
-        environment.filters["tojson"] = to_json
-        environment.globals["raise_exception"] = refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(tokenizer.template)
-        except Exception as fault:  # jinja2's own, and Python's where blocks are nested too deeply
-            raise UserError(f"{tokenizer.name}: the chat template does not compile: {fault}") from None
-        self._tokens = tokenizer.named_tokens
+            raise UserError(
+                f"{tokenizer.name}: this tokenizer has no chat template; name one that has (--tokenizer), or a file with "
+                "a template (--chat-template)"
+            )
+        self._template = compiled(tokenizer.template, tokenizer.name)
+        self._with_tools = compiled(tokenizer.tool_template, tokenizer.name) if tokenizer.tool_template else self._template
+        self._arguments = tokenizer.named_tokens | (arguments or {})
         self._specials = sorted(tokenizer.special_texts, key=len, reverse=True)
 
     def render(self, messages: list[dict], add_generation_prompt: bool = False, tools: list | None = None) -> str:
         """The text of a conversation; raises Reject where the template refuses it."""
         try:
-            return self._template.render(
+            template = self._template if tools is None else self._with_tools
+            return template.render(
                 messages=messages,
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._tokens,
+                **self._arguments,
             )
         except Exception as fault:  # a template is a program of the user's: it may raise anything
             raise Reject(f"template error: {fault}") from None
@@ -140,6 +139,18 @@ class ChatTemplate:
             raise Reject("the template leaves out tool calls")
         ending = next((token for token in self._specials if said.endswith(token)), "")
         return start + len(said.removesuffix(ending).rstrip())
+
+
+def compiled(template: str, name: str) -> Template:
+    """A template as transformers compiles it; `name` is the tokenizer's, for the error."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except Exception as fault:  # jinja2's own, and Python's where blocks are nested too deeply
+        raise UserError(f"{name}: the chat template does not compile: {fault}") from None
 
 
 def called_names(message: dict) -> list[str]:

@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `--help` answers at once.
 """
 
 import functools
+import json
 import math
 import sys
 from itertools import pairwise
@@ -92,6 +93,27 @@ class Weight(click.ParamType):
         return source, FiniteRange(0, MOST_COPIES).convert(factor, param, ctx)
 
 
+class Arguments(click.ParamType):
+    """A JSON object whose keys are arguments of a chat template."""
+
+    name = "arguments"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, dict):
+            return value
+        from dflash_prep.chat import TAKEN
+
+        try:
+            arguments = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            self.fail(f"{value} is no JSON object; give arguments such as '{{\"enable_thinking\": false}}'.", param, ctx)
+        if taken := [name for name in TAKEN if name in arguments]:
+            self.fail(f"{taken[0]} is what the corpus gives the template; leave it out.", param, ctx)
+        return arguments
+
+
 class Columns(click.ParamType):
     """A corpus' own names for our columns: messages=dialog,prompt=question."""
 
@@ -120,6 +142,16 @@ def main() -> None:
 @click.option("--tokenizer", metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]")
 @click.option("-o", "--output", type=PATH, default=STORE, help="The store.")
 @click.option(
+    "--chat-template", metavar="FILE|NAME", help="A template's file, or one of several by name.  [default: the tokenizer's]"
+)
+@click.option(
+    "--template-kwargs",
+    type=Arguments(),
+    default={},
+    metavar="JSON",
+    help="The template's arguments, such as '{\"enable_thinking\": false}'.  [default: none]",
+)
+@click.option(
     "--format",
     type=click.Choice(["messages", "sharegpt", "instruction", "prompt", "text", "tokens"]),
     help="What every file holds.  [default: detected file by file]",
@@ -143,7 +175,7 @@ def main() -> None:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
 @one_line_errors
-def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, **options):
+def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, chat_template: str | None, **options):
     """Tokenize a corpus into a token store.
 
     INPUT is a file (.jsonl or .json, also .gz or .zst; .parquet), a directory, a pattern or - for standard input; the
@@ -154,7 +186,7 @@ def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, **opt
     from dflash_prep.tokenize import tokenize as run
     from dflash_prep.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, chat_template)
     with console.counter("records") as progress:
         manifest, existed = run(inputs or (DEMO,), loaded, output, Options(**options), progress)
     if existed:

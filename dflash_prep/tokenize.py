@@ -32,6 +32,7 @@ class Options(NamedTuple):
     loss: str = "assistant"
     min_loss_tokens: int = 1
     keep_duplicates: bool = False
+    template_kwargs: dict[str, object] = {}  # noqa: RUF012 - arguments of the chat template; never changed
     limit: int | None = None  # records that are read
 
 
@@ -104,7 +105,7 @@ class SampleMaker:
 
     def __init__(self, tokenizer: ChatTokenizer, options: Options, needs_template: bool = True):
         self._tokenizer, self._options = tokenizer, options
-        self._template = ChatTemplate(tokenizer) if needs_template else None
+        self._template = ChatTemplate(tokenizer, options.template_kwargs) if needs_template else None
         self._special = np.fromiter(tokenizer.special_ids, np.uint32)
         self.lost: list[str] = []  # files that could not be read to their end, and from which record on
 

@@ -74,7 +74,17 @@ def test_options_are_the_agreed_ones():
         for name, command in main.commands.items()
     }
     assert found["tokenize"] == [
-        *("--tokenizer", "--output", "--format", "--columns", "--loss", "--max-length", "--min-loss-tokens"),
+        *(
+            "--tokenizer",
+            "--output",
+            "--chat-template",
+            "--template-kwargs",
+            "--format",
+            "--columns",
+            "--loss",
+            "--max-length",
+            "--min-loss-tokens",
+        ),
         *("--keep-duplicates", "--limit", "--max-reject-share"),
     ]
     assert found["verify"] == ["--data"]
