@@ -133,12 +133,22 @@ class SampleMaker:
         try:
             said = parse(record, form, self._options.columns)
             if isinstance(said, Dialogue):
-                return self._template.conversation(said.messages, said.tools, self._options.loss)
-            if isinstance(said, Text) and not is_utf8(said.text):
+                said = self._template.conversation(said.messages, said.tools, self._options.loss)
+            elif isinstance(said, Text) and not is_utf8(said.text):
                 raise Reject("text with a lone surrogate")
+            if not isinstance(said, Tokens):
+                self._check_size(said.text)
             return said
         except Reject as reject:
             return reject
+
+    def _check_size(self, text: str) -> None:
+        """Refuse a text that is too long whatever its tokens: encoding tens of megabytes takes minutes and gigabytes."""
+        most = self._tokenizer.most_characters
+        if most is not None and len(text) > (limit := most * self._options.max_length):
+            characters = sum(map(len, text.split()))
+            if characters > limit:
+                raise Reject(f"longer than --max-length: {characters} characters")
 
     def _encode(self, texts: Iterable[str], plain: bool = False) -> Iterator:
         """The encodings of texts; plain ones with what the tokenizer adds, rendered ones have it from their template."""

@@ -57,6 +57,13 @@ class ChatTokenizer:
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
+    def most_characters(self) -> int | None:
+        """The most characters, white space aside, that one token can stand for; None where there may be no such bound."""
+        if self.backend.normalizer is not None or getattr(self.backend.model, "unk_token", None) is not None:
+            return None
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
+    @cached_property
     def plain_encoder(self) -> Tokenizer:
         """The tokenizer as servers use it on plain text: what its post-processor adds included, nothing cut."""
         encoder = Tokenizer.from_str(self.backend.to_str())
