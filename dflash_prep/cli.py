@@ -171,6 +171,12 @@ def main() -> None:
 )
 @click.option("--max-length", type=click.IntRange(min=2), default=8192, help="Longer samples are rejected (tokens).")
 @click.option("--min-loss-tokens", type=click.IntRange(min=1), default=1, help="Samples with fewer are rejected.")
+@click.option(
+    "--special-text",
+    type=click.Choice(["keep", "reject"]),
+    default="keep",
+    help="Text that spells a special token becomes it, as at serving, or its record is rejected.",
+)
 @click.option("--keep-duplicates", is_flag=True, help="Keep samples that equal an earlier one.  [default: no]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")

@@ -47,6 +47,8 @@ def print_store(path: Path, manifest: dict) -> None:
         table.add_row(f"rejected: {reason}", f"{count:,}")
     for form, files in manifest.get("formats", {}).items():
         table.add_row(f"files of format: {form}", f"{files:,}")
+    if manifest.get("special_texts"):
+        table.add_row("records that spell a special token", f"{manifest['special_texts']:,}")
     if manifest.get("other_files"):
         table.add_row("other files, passed over", f"{manifest['other_files']:,}")
     if (manifest.get("options") or {}).get("limit") == counts["records"]:

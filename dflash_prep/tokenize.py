@@ -1,6 +1,7 @@
 """From records to a token store: render, encode whole conversations, mark the loss tokens, write."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -33,6 +34,7 @@ class Options(NamedTuple):
     min_loss_tokens: int = 1
     keep_duplicates: bool = False
     template_kwargs: dict[str, object] = {}  # noqa: RUF012 - arguments of the chat template; never changed
+    special_text: str = "keep"  # what becomes of a record whose text spells a special token
     limit: int | None = None  # records that are read
 
 
@@ -62,7 +64,15 @@ def tokenize(
                 progress(len(batch))
             check_rejects(writer, directory, inputs, output, options)
             used = dict(sorted(Counter(form or "unknown" for form in formats.values()).items()))
-            manifest = writer.finish(origin | {"formats": used, "other_files": corpus.others, "lost_files": maker.lost})
+            manifest = writer.finish(
+                origin
+                | {
+                    "formats": used,
+                    "other_files": corpus.others,
+                    "lost_files": maker.lost,
+                    "special_texts": maker.special_texts,
+                }
+            )
     return manifest, False
 
 
@@ -107,6 +117,9 @@ class SampleMaker:
         self._tokenizer, self._options = tokenizer, options
         self._template = ChatTemplate(tokenizer, options.template_kwargs) if needs_template else None
         self._special = np.fromiter(tokenizer.special_ids, np.uint32)
+        texts = sorted(map(re.escape, tokenizer.special_texts))
+        self._spelled = re.compile("|".join(texts)) if texts else None
+        self.special_texts = 0  # records that spell a special token
         self.lost: list[str] = []  # files that could not be read to their end, and from which record on
 
     def write(self, batch: list[tuple[Record, str | None]], writer: StoreWriter) -> None:
@@ -132,6 +145,7 @@ class SampleMaker:
         """A record as far as it gets without the tokenizer, or the reason why it gets nowhere."""
         try:
             said = parse(record, form, self._options.columns)
+            self._check_special_text(said)
             if isinstance(said, Dialogue):
                 said = self._template.conversation(said.messages, said.tools, self._options.loss)
             elif isinstance(said, Text) and not is_utf8(said.text):
@@ -141,6 +155,16 @@ class SampleMaker:
             return said
         except Reject as reject:
             return reject
+
+    def _check_special_text(self, said: Dialogue | Text | Tokens) -> None:
+        """Count a record whose text spells a special token, which becomes that token as at serving, or refuse it."""
+        texts = (message["content"] for message in said.messages) if isinstance(said, Dialogue) else ()
+        texts = (said.text,) if isinstance(said, Text) else texts
+        if self._spelled is None or not any(map(self._spelled.search, texts)):
+            return
+        if self._options.special_text == "reject":
+            raise Reject("text that spells a special token")
+        self.special_texts += 1
 
     def _check_size(self, text: str) -> None:
         """Refuse a text that is too long whatever its tokens: encoding tens of megabytes takes minutes and gigabytes."""

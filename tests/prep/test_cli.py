@@ -85,7 +85,7 @@ def test_options_are_the_agreed_ones():
             "--max-length",
             "--min-loss-tokens",
         ),
-        *("--keep-duplicates", "--limit", "--max-reject-share"),
+        *("--special-text", "--keep-duplicates", "--limit", "--max-reject-share"),
     ]
     assert found["verify"] == ["--data"]
     assert found["plan-epochs"] == [

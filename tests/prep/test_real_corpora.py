@@ -185,3 +185,13 @@ def test_a_bad_file_beside_good_ones_does_not_end_the_run(tokenize, tmp_path):
     assert len(store.manifest["lost_files"]) == 3
     assert store.manifest["other_files"] == 1
     assert store.manifest["counts"]["rejected"]["no columns of a known format"] == 2
+
+
+def test_text_that_spells_a_special_token_is_counted_or_rejected(tokenize, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl([chat(f"say {END}", "a"), chat("b", "c"), chat("d", "<|im_start|>")]))
+    store, printed = tokenize("a.jsonl")
+    assert (len(store), store.manifest["special_texts"]) == (3, 2)
+    assert "records that spell a special token" in printed
+    store, _ = tokenize("a.jsonl", "--special-text", "reject", "--max-reject-share", 1)
+    assert (len(store), store.manifest["special_texts"]) == (1, 0)
+    assert store.manifest["counts"]["rejected"] == {"text that spells a special token": 2}
