@@ -11,8 +11,11 @@ mkdir -p "$out"
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 echo '{"num_hidden_layers": 2}' > "$out/draft.json"
 dflash-prep tokenize data/demo.jsonl.zst -o "$out/tokens"
+dflash-train --calibrate "$out/cost.json" --draft-config "$out/draft.json"
+dflash-prep plan-epochs --data "$out/tokens" --token-budget 8192 --epochs 12 --cost "$out/cost.json" --compare
 for strategy in bucketed packed; do
-  dflash-prep plan-epochs --data "$out/tokens" -o "$out/plan-$strategy" --strategy "$strategy" --token-budget 8192 --epochs 12
+  dflash-prep plan-epochs --data "$out/tokens" -o "$out/plan-$strategy" --strategy "$strategy" --token-budget 8192 --epochs 12 \
+    --cost "$out/cost.json"
   train=(dflash-train --manifest-dir "$out/plan-$strategy" --draft-config "$out/draft.json" -o "$out/run-$strategy")
   "${train[@]}" --max-steps $((steps / 2))
   "${train[@]}" --max-steps "$steps" --resume auto

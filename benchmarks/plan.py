@@ -34,6 +34,7 @@ WARM = 2_000  # lengths
 OURS = {
     "bucketed": [],
     "same, 6 buckets": ["--buckets", "6"],
+    "same, by hand": ["--boundaries", "770,1216,1728,2432,3296,8192"],
     "bucketed in the step": ["--bucket-scope", "step"],
     "same, 16 slots": ["--bucket-scope", "step", "--slots", "16"],
     "packed": ["--strategy", "packed"],
@@ -41,7 +42,7 @@ OURS = {
     "sorted": ["--strategy", "sorted"],
 }
 HEADINGS = ["planner", "seconds", "peak\nMB", "steps an\nepoch", "real\ntokens", "fill", "strag-\nglers", "with\nanchors"]
-HEADINGS += ["design\neffect", "Jaccard", "at\nrandom"]
+HEADINGS += ["design\neffect", "Jaccard", "at\nrandom", "time of\nsorted"]
 # Starts a command and prints its seconds and its own peak memory in MB. A process of its own, and a small one: a child
 # counts the memory of the process that it was started from as its own.
 WATCH = """
@@ -152,6 +153,12 @@ def plan_rival(name: str, python: str, length: np.ndarray, folder: Path) -> Run:
     return Run(stated["package"], stated["seconds"], None, SLOTS, length, epochs)
 
 
+def step_time(run: Run) -> float:
+    """The work of a sample of the run, anchors included, if each step takes as long as its costliest slot, on all slots."""
+    slots = [(epoch.work + ANCHOR * epoch.anchors).reshape(-1, run.slots).max(axis=1).sum() for epoch in run.epochs]
+    return run.slots * sum(slots) / sum(len(epoch.samples) for epoch in run.epochs)
+
+
 def straggler_share(work: np.ndarray, slots: int) -> float:
     """The share of slots · time that is spent waiting for each step's costliest slot."""
     steps = work.reshape(-1, slots)
@@ -189,8 +196,8 @@ def met_again(epochs: list[Epoch], count: int) -> tuple[float, float]:
     return float(np.mean(found)), float(np.mean(chance))
 
 
-def measure(run: Run) -> list[str]:
-    """A run's row of the table."""
+def measure(run: Run, base: float | None) -> list[str]:
+    """A run's row of the table; `base` is the step time that it is compared with."""
 
     def joined(field: str, last: int | None = None) -> np.ndarray:
         return np.concatenate([getattr(epoch, field)[:last] for epoch in run.epochs])
@@ -211,6 +218,7 @@ def measure(run: Run) -> list[str]:
         f"{effect:.2f}",
         f"{jaccard:.1e}",
         f"{chance:.1e}",
+        f"{step_time(run) / base:.3f}" if base else "",
     ]
 
 
@@ -266,9 +274,10 @@ def main() -> None:
     ours = [run for name, extra in OURS.items() if (run := attempt(plan_ours, name, extra, length))]
     rivals = [run for name in RIVALS if (run := attempt(plan_rival, name, options.rivals_python, length))]
 
-    console = Console(width=max(125, Console().width))
+    console = Console(width=max(140, Console().width))
     title = f"{len(length):,} samples, {EPOCHS} epochs, {SLOTS} slots of {BUDGET:,} tokens; {machine()}"
-    rows = [measure(run) for run in ours + rivals]
+    base = next((step_time(run) for run in ours if run.name == "sorted"), None)
+    rows = [measure(run, base) for run in ours + rivals]
     console.print(table(title, HEADINGS, rows))
     for run in ours + rivals:
         for remark in remarks(run, len(length)):

@@ -13,7 +13,8 @@ import numpy as np
 from dflash_prep.compiled import compiled
 from dflash_prep.cost import Price
 
-FREE = 2**44  # no limit: more than any micro-batch holds or costs, and 65,535 of it fit int64
+FREE = 2**44  # no limit: more tokens or anchors than any micro-batch holds, and 65,535 times that fits int64
+NO_CAP = 2**61  # more than any micro-batch costs
 CAP_STEPS = 12  # halvings of the search for a cost cap: to 1/4096
 
 
@@ -104,7 +105,7 @@ def make_rows(order: np.ndarray, bucket: np.ndarray, width: np.ndarray, samples:
     return Rows(order, bucket, width, anchors, price.blocks(anchors, length))
 
 
-def fill(rows: Rows, limits: Limits, price: Price, cap: int = FREE) -> np.ndarray:
+def fill(rows: Rows, limits: Limits, price: Price, cap: int = NO_CAP) -> np.ndarray:
     """Cut rows into micro-batches within the limits and, where more than one row, of at most the cost `cap`.
 
     Returns the cuts, int64: micro-batch i holds rows cuts[i] to cuts[i + 1].

@@ -12,7 +12,7 @@ The dynamic program D_k[j] = min_i D_{k−1}[i] + price(i, j) over a table of al
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -80,6 +80,12 @@ def curve(fine: Histogram, most: int = MOST) -> list[tuple[int, list[int]]]:
     ends = best_cuts(table, min(most, len(rough.width)))
     bounds = (rough.width[row[:k] - 1].tolist() for k, row in enumerate(ends[1:], start=1))
     return [(expected(rough, each), each) for each in bounds]
+
+
+def padding(fine: Histogram, bounds: list[int], tokens: int) -> float:
+    """The expected share of padding in what is computed, of rows that hold `tokens` real ones, with the given bounds."""
+    counting = replace(fine, price=replace(fine.price, fixed=0, token=1, square=0), draft=0)
+    return 1 - tokens / max(tokens, expected(counting, bounds))
 
 
 def refined(fine: Histogram, bounds: list[int]) -> list[int]:

@@ -94,7 +94,19 @@ def buckets_figure(plan: Plan) -> Figure:
         f"{above[0]:.1%} with 1 and {best / floor - 1:.1%} with the best number of them. The boundaries are {distance:.2%} "
         "from the optimum of as many. More buckets pad less, but mix samples less and mean more shapes to compile."
     )
-    return Figure("buckets", "Time by number of buckets", caption, curve(above, own, chosen, caption))
+    return Figure(
+        "buckets", "Time by number of buckets", caption, curve(above, own, chosen, "time above no padding", caption)
+    )
+
+
+def padding_figure(plan: Plan) -> Figure:
+    """The expected share of padding with 1, 2, … buckets, and the plan's own."""
+    found, own, share = plan["curve"]["padding"], len(plan["boundaries"]), plan["certificate"]["padding_share"]
+    caption = (
+        f"Share of padding in what is computed: {share:.1%} in this plan with its {own}; expected are {found[0]:.1%} with 1 "
+        f"and {found[-1]:.1%} with {len(found)}."
+    )
+    return Figure("padding", "Padding by number of buckets", caption, curve(found, own, share, "share of padding", caption))
 
 
 def fill_figure(fill: np.ndarray) -> Figure:
@@ -196,13 +208,13 @@ def histogram(counts: list[float], edges: list[float], x: Axis, y: Axis, rules: 
     return draw(alt.layer(bars, lines) if rules else bars, text)
 
 
-def curve(above: list[float], own: int, own_above: float, text: str) -> Drawing:
-    """The share of time above that of no padding with 1, 2, … buckets; the plan's `own` number of them is marked."""
+def curve(above: list[float], own: int, own_above: float, title: str, text: str) -> Drawing:
+    """A share with 1, 2, … buckets; the plan's `own` number of them is marked."""
     last = max(2, len(above), own)
     points = [{"k": k, "above": share} for k, share in enumerate(above, start=1)]
     scale = alt.Scale(domain=[1, last], nice=False)
     across = alt.X("k:Q", title="buckets", scale=scale, axis=alt.Axis(tickMinStep=1, grid=False))
-    up = alt.Y("above:Q", title="time above no padding", axis=alt.Axis(format="~%", tickCount=6))
+    up = alt.Y("above:Q", title=title, axis=alt.Axis(format="~%", tickCount=6))
     line = chart(points).mark_line(color=MARK, point=alt.OverlayMarkDef(color=MARK, size=14)).encode(x=across, y=up)
     name = f"{own} bucket{'s' * (own > 1)}: {own_above:.1%}"
     mark = chart([{"k": own, "above": own_above, "name": name}]).encode(x="k:Q", y="above:Q")

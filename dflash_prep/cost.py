@@ -16,12 +16,13 @@ import numpy as np
 
 from dflash_prep.errors import UserError
 from dflash_prep.files import read_json
-from dflash_prep.rules import broken, number
+from dflash_prep.rules import broken, number, optional, whole
 
-MICRO_BATCH_BITS = 40  # the integer cost of the costliest micro-batch that fits the budgets stays below 2^40
-EPOCH_BITS = 62  # and that of so many micro-batches as there are samples below 2^62
-MOST_SECONDS = 1e6
-STATED = dict.fromkeys(("c0", "a", "b", "d", "e"), number(0, MOST_SECONDS))
+MICRO_BATCH_BITS = 50  # the integer cost of the costliest micro-batch that fits the budgets stays below 2^50
+SUM_BITS = 60  # and that of so many micro-batches as there are slots or samples below 2^60
+MOST_SECONDS = 1e6  # of any coefficient; a little more once it is rounded
+LEAST_TOKEN, LEAST_SQUARE = 1e-12, 1e-18  # seconds; a model below both has no price for tokens
+STATED = dict.fromkeys(("c0", "a", "b", "d", "e"), number(0, 2 * MOST_SECONDS))
 
 
 # The default target, SmolLM2-135M, and its default draft, from their configurations.
@@ -84,16 +85,19 @@ class Price:
         return CostModel(*(math.ldexp(value, -self.bits) for value in rounded))
 
 
-def price(model: CostModel, tokens: int, longest: int, anchors: int, samples: int) -> Price:
-    """Round a cost model for micro-batches of at most `tokens` tokens and `anchors` anchors, rows up to `longest`.
+def price(model: CostModel, tokens: int, longest: int, anchors: int, most_anchors: int, count: int) -> Price:
+    """Round a cost model for micro-batches of at most `tokens` tokens and `anchors` anchors.
 
-    What costs anything keeps costing at least one unit.
+    longest: width of the longest row; most_anchors: of a sample; count: of samples or slots, whichever are more. Where
+    tokens cost anything, they keep costing at least one unit.
     """
-    largest = model.c0 + tokens * (model.a + model.b * longest) + anchors * (model.d + model.e * longest)
-    room = min(MICRO_BATCH_BITS, EPOCH_BITS - samples.bit_length())
+    largest = model.c0 + tokens * (model.a + model.b * longest + model.e * most_anchors) + anchors * model.d
+    room = min(MICRO_BATCH_BITS, SUM_BITS - count.bit_length())
     bits = room - math.frexp(largest)[1]
-    exact = (Fraction(value) * Fraction(2) ** bits for value in model.as_dict().values())
-    return Price(*(max(round(value), int(value > 0)) for value in exact), bits)
+    fixed, token, square, anchor, reach = (
+        round(Fraction(value) * Fraction(2) ** bits) for value in model.as_dict().values()
+    )
+    return Price(fixed, max(token, 1) if model.a else 0, square if model.a else max(square, 1), anchor, reach, bits)
 
 
 def read_cost(path: Path, block_size: int) -> CostModel:
@@ -104,12 +108,20 @@ def read_cost(path: Path, block_size: int) -> CostModel:
     stated = read_json(path, "cost model")
     if key := broken(stated, STATED):
         raise UserError(f"{path}: the cost model states no valid {key}; write {', '.join(STATED)} as seconds, none below 0")
-    if stated.get("block_size", block_size) != block_size:
+    if not optional(whole(2))(stated.get("block_size")):
+        raise UserError(f"{path}: the cost model states no valid block_size; give a whole number or leave it out")
+    if (stated.get("block_size") or block_size) != block_size:
         raise UserError(
             f"{path}: was measured with blocks of {stated['block_size']}, not of {block_size}; calibrate again with "
             "--draft-config or plan with that --block-size"
         )
     model = CostModel(**{key: float(stated[key]) for key in STATED})
-    if not model.a and not model.b:
-        raise UserError(f"{path}: in this cost model tokens cost nothing (a and b are 0); nothing could be planned by it")
+    if model.a < LEAST_TOKEN and model.b < LEAST_SQUARE:
+        raise UserError(
+            f"{path}: in this cost model tokens cost nothing (a and b are about 0); nothing could be planned by it"
+        )
+    if max(model.as_dict().values()) > MOST_SECONDS:
+        raise UserError(
+            f"{path}: the cost model states more than {MOST_SECONDS:,.0f} seconds; state its coefficients in seconds"
+        )
     return model

@@ -18,6 +18,7 @@ ALLOWANCE = 24  # a slot may cost 1/24 more than it must where that makes the wh
 EARLY = 16  # all steps but the last aim 1/16 of a step ahead of the even share, so that none who wait are left at the end
 EASE = 64  # 1/64 more steps than full ones are made: with room to cut well, an epoch takes less time
 CAP_STEPS = 12  # halvings of the search for the least cost cap: to 1/4096
+MOST_CELLS = 2**24  # of the dynamic program's tables
 NEVER = 2**60
 
 
@@ -195,20 +196,24 @@ def cheapest_cut(rows, chosen, count, limit):
         earliest[k] = i
     draft = np.zeros(size + 1, np.int64)
     draft[1:] = np.cumsum(rows[chosen, 3])
-    best, cut = np.full((count + 1, size + 1), NEVER), np.zeros((count + 1, size + 1), np.int64)
-    best[0, 0] = 0
     earliest[0] = 0
+    band = (latest - earliest).max() + 1  # each layer is kept from its earliest end on
+    if count * band > MOST_CELLS:
+        return latest  # each slot filled to the cap: too large a step for the program's tables
+    best, cut = np.full((count + 1, band), NEVER), np.zeros((count + 1, band), np.int64)
+    best[0, 0] = 0
     for k in range(count):
         for i in range(earliest[k], latest[k] + 1):
-            if best[k, i] == NEVER:
+            so_far = best[k, i - earliest[k]]
+            if so_far == NEVER:
                 continue
             width = rows[chosen[i], 1]
             each = width * (limit[3] + limit[4] * width)
             for j in range(max(i + 1, earliest[k + 1]), min(ends[i], latest[k + 1]) + 1):
-                cost = best[k, i] + (j - i) * each + draft[j] - draft[i]
-                if cost < best[k + 1, j]:
-                    best[k + 1, j], cut[k + 1, j] = cost, i
+                cost = so_far + (j - i) * each + draft[j] - draft[i]
+                if cost < best[k + 1, j - earliest[k + 1]]:
+                    best[k + 1, j - earliest[k + 1]], cut[k + 1, j - earliest[k + 1]] = cost, i
     cuts = np.full(count + 1, size)
     for k in range(count, 0, -1):
-        cuts[k - 1] = cut[k, cuts[k]]
+        cuts[k - 1] = cut[k, cuts[k] - earliest[k]]
     return cuts

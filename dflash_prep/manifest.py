@@ -21,6 +21,7 @@ from dflash_prep.rules import (
     broken,
     fingerprint,
     flag,
+    having,
     list_of,
     number,
     object_of,
@@ -43,6 +44,11 @@ EPOCH_STATED = {
     **dict.fromkeys(("steps", "micro_batches", "samples"), whole(1)),
     **dict.fromkeys(TOTALS, whole(0)),
 }
+CERTIFICATE = (
+    *("fewest_copies", "most_copies", "most_tokens", "most_anchors", "slots_per_step", "empty_slots", "real_token_share"),
+    *("padding_share", "fill", "seconds", "gap_to_optimum", "straggler_share", "straggler_share_of_cost", "straggler_cost"),
+    *("design_effect", "step_correlation", "jaccard", "jaccard_random"),
+)
 ORIGIN = object_of({"path": text(), "fingerprint": fingerprint})
 PLACE = object_of(dict.fromkeys(("epoch", "step", "slot", "width", "padded_tokens", "anchors"), whole(0)))
 BESIDE_SETTINGS = {
@@ -55,7 +61,7 @@ BESIDE_SETTINGS = {
     "sources": object_of({}),
     "calibrated": flag,
     "curve": optional(object_of({})),
-    "certificate": object_of({}),
+    "certificate": having(*CERTIFICATE),
     "rehearse": object_of({"longest": PLACE, "fullest": PLACE}),
     "epochs": list_of(object_of(EPOCH_STATED), least=1),
     "holdout_set": optional(object_of(EPOCH_STATED)),

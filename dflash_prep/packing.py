@@ -15,6 +15,8 @@ from dflash_prep.compiled import compiled
 from dflash_prep.cost import Price
 
 SLACK = 900  # a slot is aimed at its budget less a 1/900th, so that the exchange has room to move
+EASE = 2000  # 1/2000 more steps than the slots' aim alone asks for: a pass that leaves samples over is in vain
+AHEAD = 256  # steps aim 1/256 of a step ahead of the even share, so that none who wait are left at the end
 LOOK_AHEAD = 64  # samples among which the last gap of a step is filled
 EARLY = 95  # percent of a step's tokens, the longest samples, that are dealt by squares
 LOAD_BITS = 22  # of a mean slot's load
@@ -39,12 +41,14 @@ def pack(order: np.ndarray, samples: Samples, limits: Limits, price: Price, slot
     loads = make_loads(length, anchors, price, -(-int(length.sum()) // most))
     aimed = [slots * (limit - limit // SLACK) for limit in budget.tolist()]
     steps = max(-(-int(total.sum()) // aim) for total, aim in zip((length, anchors), aimed, strict=True))
+    steps += steps // EASE
+    more = 1
     while True:
         places, sizes = pack_steps(np.stack([length, anchors], axis=1), loads, slots, budget, steps)
         over = len(sizes) // slots - steps
         if over <= 0:
             return Batches(order[places], np.concatenate([[0], np.cumsum(sizes)]))
-        steps += -(-over // 2)
+        steps, more = steps + over * more, more * 2
 
 
 def make_loads(length: np.ndarray, anchors: np.ndarray, price: Price, slots: int) -> np.ndarray:
@@ -73,7 +77,8 @@ def pack_steps(held, loads, slots, budget, steps):
     while position < count or wait > 0:
         aim = slots * budget[0]
         if done < steps:  # counted from the epoch's start, so that what steps fall short by does not pile up on the last
-            aim = min(aim, tokens // steps * (done + 1) + -(-(tokens % steps * (done + 1)) // steps) - used)
+            even = tokens // steps * (done + 1) + -(-(tokens % steps * (done + 1)) // steps)
+            aim = min(aim, even - used + tokens // steps // AHEAD)
         size, position, wait = draw(held, drawn, waiting, position, wait, slots, aim, slots * budget[1])
         start, member = deal(held, drawn[:size], slots, budget)
         exchange(held, loads, start, member, budget)
@@ -312,7 +317,7 @@ def best_exchange(state, item, start, uneven, worst, budget, weight):
 
 @compiled
 def shed(held, loads, start, member, budget, spare):
-    """Which members stay: slots over the budget give back the shortest, and much dearer ones what brings them to the mean.
+    """Which members stay: slots over the budget give back who came last, and much dearer ones what brings them to the mean.
 
     The latter only while later steps have more than a slot's worth of tokens to spare. No slot gives back its last.
     """
@@ -335,7 +340,7 @@ def shed(held, loads, start, member, budget, spare):
                 if not keep[i]:
                     continue
                 if over:
-                    better = best < 0 or held[member[i], 0] < held[member[best], 0]
+                    better = best < 0 or member[i] > member[best]  # the shortest would flock together in later steps
                 else:
                     miss = abs(loads[member[i], 0] - excess)
                     better = miss < excess and (best < 0 or miss < abs(loads[member[best], 0] - excess))

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dflash_prep.certificate import Measures, certificate, measure, rehearsal
 from dflash_prep.errors import UserError
-from dflash_prep.files import is_taken, new_directory, write_json
+from dflash_prep.files import is_taken, new_directory, resolved, write_json
 from dflash_prep.manifest import FORMAT, VERSION, Plan, epoch_summary, plan_fingerprint, write_epoch
 from dflash_prep.scheme import Scheme
 
@@ -37,7 +37,10 @@ def dry_run(scheme: Scheme) -> dict:
 
 
 def check_place(output: Path) -> None:
-    """Only a plan is ever replaced."""
+    """Only a plan is ever replaced, and none is put into a plan, with which it would be replaced."""
+    for parent in resolved(output).parents:
+        if (parent / "plan.json").is_file():
+            raise UserError(f"{output}: lies inside {parent}, which is a plan; choose another with -o")
     if is_taken(output):
         if not (output / "plan.json").is_file():
             raise UserError(f"{output}: is there already and is no plan; remove it or choose another with -o")

@@ -14,7 +14,7 @@ from dflash_prep.rng import stream
 from dflash_prep.stores import Stores
 
 HOLDOUT_STREAM = 5
-LONGEST = 2**31 - 1
+LONGEST = 2**24  # tokens; costs of longer rows would not fit the planner's integers
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ def read_lengths(path: Path) -> pa.Table:
     check_regular(path)
     try:
         with pq.ParquetFile(path) as file:
-            known = [name for name in ("length", "loss_tokens", "source") if name in file.schema_arrow.names]
+            names = file.schema_arrow.names
+            known = [name for name in ("length", "loss_tokens", "source") if name in names]
+            if twice := [name for name in known if names.count(name) > 1]:
+                raise UserError(f"{path}: has several columns '{twice[0]}'; leave one")
             table = file.read(known)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; name a Parquet file with a column 'length'") from None

@@ -40,7 +40,9 @@ CERTIFICATE = {
 SOURCE = object_of({"samples": whole(0), "weight": KNOWN, "per_epoch": whole(0)})
 SHOWN = {  # beyond what every reader of a plan needs
     "certificate": object_of(CERTIFICATE),
-    "curve": optional(object_of({"seconds": list_of(KNOWN, least=1), "chosen": KNOWN, "optimum": KNOWN})),
+    "curve": optional(
+        object_of({"seconds": list_of(KNOWN, least=1), "chosen": KNOWN, "optimum": KNOWN, "padding": list_of(KNOWN, 1)})
+    ),
     "sources": values_of(SOURCE),
 }
 
@@ -166,7 +168,7 @@ def figures(plan: Plan, shapes: Shapes, pool: Pool | None, rows: list[dict]) -> 
     """Whatever can be drawn of the plan."""
     shown = [charts.lengths_figure(plan, pool.length[shapes.drawn]) if pool else charts.widths_figure(shapes.width)]
     if plan["curve"]:
-        shown.append(charts.buckets_figure(plan))
+        shown += [charts.buckets_figure(plan), charts.padding_figure(plan)]
     shown += [charts.fill_figure(shapes.fill), charts.cost_figure(shapes.cost)]
     shown.append(charts.overlap_figure(shapes.company, len(plan["epochs"])))
     if rows:

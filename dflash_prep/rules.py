@@ -66,6 +66,11 @@ def object_of(rules: dict[str, Rule]) -> Rule:
     return lambda value: isinstance(value, dict) and broken(value, rules) is None
 
 
+def having(*keys: str) -> Rule:
+    """An object that states some keys, whatever they hold."""
+    return lambda value: isinstance(value, dict) and value.keys() >= set(keys)
+
+
 def broken(value: dict, rules: dict[str, Rule]) -> str | None:
     """The first name of a table that an object lacks, or states as what it cannot be. An optional one may be lacking."""
     return next((key for key, rule in rules.items() if not rule(value.get(key))), None)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dflash_prep import schedule
 from dflash_prep.anchors import anchor_count, density_ppm
 from dflash_prep.batching import FREE, Batches, Limits, Samples
-from dflash_prep.buckets import assign, curve, elbow, expected, histogram, refined
+from dflash_prep.buckets import assign, curve, elbow, expected, histogram, padding, refined
 from dflash_prep.cost import CostModel, Price, price
 from dflash_prep.errors import UserError
 from dflash_prep.manifest import Layout, epoch_table
@@ -58,6 +58,7 @@ class Curve:
     seconds: list[float]  # for 1, 2, … buckets
     chosen: float  # with the plan's boundaries
     optimum: float  # with the best boundaries of as many buckets
+    padding: list[float]  # the expected share of padding for 1, 2, … buckets
 
     def as_dict(self) -> dict:
         """As `plan.json` states it."""
@@ -122,9 +123,22 @@ def settle(pool: Pool, options: PlanOptions) -> Scheme:
     planned = np.concatenate([mixture.drawn(options.seed, 0), mixture.held])
     limits = choose_limits(samples, planned, options)
     longest = max(int(limits.width(samples.length.max())), *(options.boundaries or (0,)))
-    rounded = price(options.cost, limits.tokens, longest, min(limits.anchors, limits.tokens), len(planned))
+    rounded = price(
+        options.cost,
+        limits.tokens,
+        longest,
+        min(limits.anchors, densest(samples, limits.tokens)),
+        int(samples.anchors.max()),
+        max(len(planned), options.slots),
+    )
     bounds, seconds = choose_boundaries(samples, planned, limits, rounded, options)
     return Scheme(pool, mixture, samples, options, limits, rounded, bounds, seconds)
+
+
+def densest(samples: Samples, tokens: int) -> int:
+    """The most anchors that `tokens` tokens can hold: those of the sample that is densest in them, over and over."""
+    at = int((samples.anchors / samples.length).argmax())
+    return -(-int(samples.anchors[at]) * tokens // int(samples.length[at]))
 
 
 def check_options(options: PlanOptions) -> None:
@@ -197,7 +211,9 @@ def choose_boundaries(
     in_seconds = [
         float(rounded.seconds(cost)) for cost in (*(cost for cost, _ in found), expected(counted, bounds), optimum)
     ]
-    return bounds, Curve(in_seconds[:-2], *in_seconds[-2:])
+    tokens = int(lengths.sum())
+    padded = [padding(counted, each, tokens) for _, each in found]
+    return bounds, Curve(in_seconds[:-2], *in_seconds[-2:], padded)
 
 
 def choose_strategy(options: PlanOptions, bounds: list[int]) -> Callable[..., Batches]:

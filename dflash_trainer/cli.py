@@ -78,7 +78,7 @@ def write_cost(path: Path, dtype: str, **options) -> None:
     """Calibrate: no plan, no run."""
     from dflash_prep.console import counter
     from dflash_trainer.calibrate import calibrate, print_cost
-    from dflash_trainer.report import check_place, write_report
+    from dflash_trainer.json_report import check_place, write_report
 
     refuse_others({"calibrate", "dtype", *options})
     check_place(path, "--calibrate")
@@ -112,7 +112,7 @@ def evaluate(draft: Path, target: str | None, prompts: Path, json_file: Path | N
     """Measure a draft: acceptance length, speed against plain decoding, and equality of the output."""
     from dflash_prep.console import counter, print_evaluation
     from dflash_trainer.evaluate import evaluate as run
-    from dflash_trainer.report import check_place, write_report
+    from dflash_trainer.json_report import check_place, write_report
 
     if json_file:
         check_place(json_file, "--json")

@@ -114,7 +114,7 @@ def make_plan(stores: Path | list[Path], output: Path, **options) -> Plan:
 def price_for(samples: Samples, limits: Limits, model: CostModel | None = None) -> Price:
     """The integers of a cost model for these samples and limits."""
     longest, anchors = int(samples.length.max()), min(limits.anchors, limits.tokens)
-    return price(model or CostModel(), limits.tokens, longest, anchors, len(samples))
+    return price(model or CostModel(), limits.tokens, longest, anchors, int(samples.anchors.max()), max(len(samples), 1_000))
 
 
 def groups_of(batches: Batches) -> list[list[int]]:

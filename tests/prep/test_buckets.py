@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from dflash_prep import buckets
 from dflash_prep.batching import Limits, Samples, costs, fill, make_rows
-from dflash_prep.buckets import DISTANCE, FEW_ROWS, MOST, assign, curve, elbow, expected, histogram, optimal, refined
+from dflash_prep.buckets import (
+    DISTANCE,
+    FEW_ROWS,
+    MOST,
+    assign,
+    curve,
+    elbow,
+    expected,
+    histogram,
+    optimal,
+    padding,
+    refined,
+)
 from dflash_prep.cost import CostModel, price
 from dflash_prep.rng import permutation
 
@@ -26,7 +38,7 @@ def counted(lengths, model: CostModel, fixed: bool, budget: int = 160, align: in
     """The histogram of lengths, with a budget."""
     lengths = np.array(lengths, np.int64)
     limits = Limits(budget, align=align)
-    return histogram(lengths, 0, limits, price(model, budget, int(lengths.max()), 1, len(lengths)), fixed)
+    return histogram(lengths, 0, limits, price(model, budget, int(lengths.max()), 1, 1, len(lengths)), fixed)
 
 
 def bucket_cost(rows: list[int], case) -> float:
@@ -167,13 +179,23 @@ def test_realised_seconds_are_the_least_of_all_cuts(seed, count, budget):
     values = np.sort(generator.choice(np.arange(10, 400), 9, replace=False))
     lengths = generator.choice(values, 20_000, p=generator.dirichlet(np.ones(9)))
     limits = Limits(budget)
-    rounded = price(CostModel(0, 1, 1 / 2_000, 0, 0), budget, 400, 1, len(lengths))
+    rounded = price(CostModel(0, 1, 1 / 2_000, 0, 0), budget, 400, 1, 1, len(lengths))
     case = histogram(lengths, 0, limits, rounded, False)
     chosen = optimal(case, count)
     *inner, longest = np.unique(lengths).tolist()
     every = [realised(lengths, [*cut, longest], limits, rounded) for cut in combinations(inner, count - 1)]
     assert realised(lengths, chosen, limits, rounded) <= 1.001 * min(every)
     assert expected(case, chosen) == pytest.approx(min(every) / 6, rel=0.01)
+
+
+def test_expected_padding_is_that_of_real_epochs():
+    lengths = reference_lengths(30_000)
+    case = counted(lengths, MODELS["tokens"], False, 32_768)
+    for number in (1, 3, 12):
+        bounds = optimal(case, number)
+        computed = realised(lengths, bounds, Limits(32_768), case.price) / case.price.token / 6
+        found = padding(case, bounds, int(lengths.sum()))
+        assert found == pytest.approx(1 - lengths.sum() / computed, abs=0.02)
 
 
 @settings(max_examples=40)

@@ -17,22 +17,31 @@ MODELS = st.builds(CostModel, COEFFICIENT, st.floats(1e-9, 1e3), COEFFICIENT, CO
 @given(MODELS, st.integers(1, 2**20), st.integers(1, 2**10), st.integers(1, 2**24), st.data())
 def test_rounded_costs_are_the_formula_to_a_small_share_of_a_full_micro_batch(model, tokens, anchors, samples, data):
     longest = data.draw(st.integers(1, tokens))
-    rounded = price(model, tokens, longest, anchors, samples)
+    rounded = price(model, tokens, longest, anchors, anchors, samples)
     rows, held = data.draw(st.integers(1, tokens // longest)), data.draw(st.integers(0, anchors))
     exact = model.c0 + rows * (model.a * longest + model.b * longest**2) + held * (model.d + model.e * longest)
-    full = model.c0 + model.a * tokens + model.b * tokens**2 + anchors * (model.d + model.e * longest)
+    full = model.c0 + tokens * (model.a + model.b * longest + model.e * anchors) + anchors * model.d
     found = rounded.fixed + rounded.rows(rows, longest) + rounded.blocks(held, longest)
-    # each coefficient is off by at most half a unit, and the largest micro-batch has at least 2^37 of them
+    # each coefficient is off by at most half a unit
     units = 1 + rows * (longest + longest**2) + held * (1 + longest)
     assert abs(float(rounded.seconds(found)) - exact) <= units * 2.0**-rounded.bits + 1e-9 * full
-    assert found < 2**41 and found * samples < 2**63
+    assert found < 2**51 and found * samples < 2**62
 
 
 def test_token_counts_are_exact():
     tokens = CostModel(0, 1, 0, 0, 0)
-    rounded = price(tokens, 32_768, 8_192, 10, 902_000)
+    rounded = price(tokens, 32_768, 8_192, 10, 10, 902_000)
     assert rounded.seconds(rounded.rows(3, 777)) == 3 * 777
     assert rounded.model == tokens
+
+
+@pytest.mark.parametrize("longest", [8_192, 131_072, 1_048_576])
+def test_one_long_sample_does_not_distort_the_cost(longest):
+    """A budget as large as the longest sample must leave the coefficients true."""
+    for model in (CostModel(), CostModel(0.01, 2e-6, 2e-12, 1e-5, 1e-10)):
+        rounded = price(model, max(longest, 32_768), longest, max(longest, 32_768), 512, 20_000).model
+        for name, value in model.as_dict().items():
+            assert rounded.as_dict()[name] == pytest.approx(value, rel=0.03)
 
 
 def test_the_built_in_cost_is_that_of_the_default_target_and_draft():
@@ -72,7 +81,10 @@ def test_a_cost_model_is_read_with_whatever_else_its_file_states(tmp_path):
         ({"e": float("inf")}, "no valid e"),
         ({"a": True}, "no valid a"),
         ({"a": 0, "b": 0}, "tokens cost nothing"),
+        ({"a": 1e-300}, "tokens cost nothing"),
+        ({"a": 1.1e6}, "more than 1,000,000 seconds"),
         ({"block_size": 8}, "blocks of 8, not of 16"),
+        ({"block_size": "16"}, "no valid block_size"),
     ],
 )
 def test_a_cost_model_that_is_none_is_refused(tmp_path, change, words):

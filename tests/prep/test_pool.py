@@ -106,9 +106,9 @@ def test_nulls(file, name):
     assert f"column '{name}' is int64 with 1 nulls" in refusal(table(file, **{"length": [5, 5], name: [1, None]}))
 
 
-@pytest.mark.parametrize("length", [0, -1, 2**31, 2**40])
+@pytest.mark.parametrize("length", [0, -1, 2**24 + 1, 2**31, 2**40])
 def test_lengths_out_of_range(file, length):
-    assert "column 'length' holds numbers outside 1 to 2147483647" in refusal(table(file, length=[5, length]))
+    assert "column 'length' holds numbers outside 1 to 16777216" in refusal(table(file, length=[5, length]))
 
 
 @pytest.mark.parametrize("loss", [-1, 2**31])
@@ -146,6 +146,11 @@ def test_a_file_cut_short(file):
     table(file, length=list(range(1, 10_000)))
     file.write_bytes(file.read_bytes()[:-100])
     assert "cannot be read as Parquet" in refusal(file)
+
+
+def test_a_column_that_stands_there_twice(file):
+    pq.write_table(pa.table([[1, 2], [3, 4]], names=["length", "length"]), file)
+    assert "several columns 'length'" in refusal(file)
 
 
 def test_what_is_no_file(file):

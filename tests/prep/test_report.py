@@ -136,10 +136,10 @@ def test_a_page_is_whole_and_self_contained(name, report):
     assert_self_contained(page)
     assert Counter(page.ids).most_common(1)[0][1] == 1
     assert [section for section in SECTIONS if section not in page.ids] == []
-    assert ("buckets" in page.ids) == (plan["curve"] is not None)
+    assert ("buckets" in page.ids) == ("padding" in page.ids) == (plan["curve"] is not None)
     assert len(page.text.encode()) < 1_000_000
     charts = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(charts) == 2 * (5 + ("buckets" in page.ids) - (name == "one epoch"))
+    assert len(charts) == 2 * (5 + 2 * ("buckets" in page.ids) - (name == "one epoch"))
     assert all(chart["role"] == "img" and len(chart["aria-label"]) > 40 for chart in charts)
 
 

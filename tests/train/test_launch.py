@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from dflash_prep.errors import UserError
 from dflash_trainer.cli import evaluate, train
 from dflash_trainer.evaluate import parse_prompt
+from dflash_trainer.json_report import check_place, write_report
 from dflash_trainer.launch import world_size
 from dflash_trainer.mask_token import choose_mask_token
-from dflash_trainer.report import check_place, write_report
 from dflash_trainer.step import Recipe
 from dflash_trainer.train import TrainOptions, place_run
 
