@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `--help` answers at once.
 """
 
 import functools
+import json
 import math
 import sys
 from itertools import pairwise
@@ -92,6 +93,44 @@ class Weight(click.ParamType):
         return source, FiniteRange(0, MOST_COPIES).convert(factor, param, ctx)
 
 
+class Arguments(click.ParamType):
+    """A JSON object whose keys are arguments of a chat template."""
+
+    name = "arguments"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, dict):
+            return value
+        from dflash_prep.chat import TAKEN
+
+        try:
+            arguments = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            self.fail(f"{value} is no JSON object; give arguments such as '{{\"enable_thinking\": false}}'.", param, ctx)
+        if taken := [name for name in TAKEN if name in arguments]:
+            self.fail(f"{taken[0]} is what the corpus gives the template; leave it out.", param, ctx)
+        return arguments
+
+
+class Columns(click.ParamType):
+    """A corpus' own names for our columns: messages=dialog,prompt=question."""
+
+    name = "columns"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, dict):
+            return value
+        from dflash_prep.formats import COLUMNS
+
+        pairs = [part.partition("=") for part in value.split(",")]
+        for ours, _, theirs in pairs:
+            if ours not in COLUMNS or not theirs:
+                self.fail(f"{value} maps no columns; give ours=theirs with ours one of {', '.join(COLUMNS)}.", param, ctx)
+        return {ours: theirs for ours, _, theirs in pairs}
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="dflash-prep")
 def main() -> None:
@@ -102,20 +141,60 @@ def main() -> None:
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
 @click.option("--tokenizer", metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]")
 @click.option("-o", "--output", type=PATH, default=STORE, help="The store.")
+@click.option(
+    "--chat-template", metavar="FILE|NAME", help="A template's file, or one of several by name.  [default: the tokenizer's]"
+)
+@click.option(
+    "--template-kwargs",
+    type=Arguments(),
+    default={},
+    metavar="JSON",
+    help="The template's arguments, such as '{\"enable_thinking\": false}'.  [default: none]",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["messages", "sharegpt", "instruction", "prompt", "text", "tokens"]),
+    help="What every file holds.  [default: detected file by file]",
+)
+@click.option(
+    "--columns",
+    type=Columns(),
+    default={},
+    metavar="OURS=THEIRS,...",
+    help="Such as messages=dialog.  [default: ours]",
+)
+@click.option(
+    "--loss",
+    type=click.Choice(["assistant", "last-assistant", "all"]),
+    default="assistant",
+    help="Which tokens of a conversation carry loss.",
+)
 @click.option("--max-length", type=click.IntRange(min=2), default=8192, help="Longer samples are rejected (tokens).")
+@click.option("--min-loss-tokens", type=click.IntRange(min=1), default=1, help="Samples with fewer are rejected.")
+@click.option(
+    "--special-text",
+    type=click.Choice(["keep", "reject"]),
+    default="keep",
+    help="Text that spells a special token becomes it, as at serving, or its record is rejected.",
+)
+@click.option("--keep-duplicates", is_flag=True, help="Keep samples that equal an earlier one.  [default: no]")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
 @one_line_errors
-def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, max_length: int, max_reject_share: float):
-    """Tokenize chat JSONL (INPUT: .jsonl, .jsonl.gz, .jsonl.zst; the shipped sample by default) into a token store."""
+def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, chat_template: str | None, **options):
+    """Tokenize a corpus into a token store.
+
+    INPUT is a file (.jsonl or .json, also .gz or .zst; .parquet), a directory, a pattern or - for standard input; the
+    shipped sample by default.
+    """
     from dflash_prep import console
     from dflash_prep.tokenize import Options
     from dflash_prep.tokenize import tokenize as run
     from dflash_prep.tokenizer import load_tokenizer
 
-    options = Options(max_length, max_reject_share)
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, chat_template)
     with console.counter("records") as progress:
-        manifest, existed = run(inputs or (DEMO,), loaded, output, options, progress)
+        manifest, existed = run(inputs or (DEMO,), loaded, output, Options(**options), progress)
     if existed:
         click.echo(f"{output} already holds this store")
     console.print_store(output, manifest)

@@ -45,7 +45,17 @@ def print_store(path: Path, manifest: dict) -> None:
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     for reason, count in counts["rejected"].items():
         table.add_row(f"rejected: {reason}", f"{count:,}")
+    for form, files in manifest.get("formats", {}).items():
+        table.add_row(f"files of format: {form}", f"{files:,}")
+    if manifest.get("special_texts"):
+        table.add_row("records that spell a special token", f"{manifest['special_texts']:,}")
+    if manifest.get("other_files"):
+        table.add_row("other files, passed over", f"{manifest['other_files']:,}")
+    if (manifest.get("options") or {}).get("limit") == counts["records"]:
+        table.add_row("stopped at --limit", f"{counts['records']:,}")
     output().print(table)
+    for file in manifest.get("lost_files", []):
+        Console(stderr=True).print(f"warning: lost: {file}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_plan(path: Path | None, manifest: dict) -> None:

@@ -1,4 +1,4 @@
-"""Records of a corpus: lines of JSONL files, plain, gzip or zstd (of one or many frames)."""
+"""The bytes of a corpus: lines of JSONL files, plain, gzip or zstd (of one or many frames)."""
 
 import gzip
 import zlib
@@ -37,7 +37,7 @@ def read_records(inputs: tuple[str, ...]) -> Iterator[Record]:
 def check_input(path: Path) -> None:
     """Refuse what is no file: a corpus is read more than once, so that a FIFO will not do."""
     if not path.exists():
-        raise UserError(f"{path}: no such file; name a JSONL file (.jsonl, .jsonl.gz or .jsonl.zst)")
+        raise UserError(f"{path}: no such file; name a corpus file, a directory of them, a pattern, or - for standard input")
     if path.is_dir():
         raise UserError(f"{path}: is a directory; name the JSONL files in it")
     if not path.is_file():
@@ -52,11 +52,12 @@ def read_chunks(path: Path) -> Iterator[bytes]:
                 yield from unzstd(file)
             elif path.suffix == ".gz":
                 with gzip.open(file) as plain:
-                    yield from iter(lambda: plain.read(CHUNK), b"")
+                    # read1: what lies before damage is given, not lost with it
+                    yield from iter(lambda: plain.read1(CHUNK), b"")
             else:
                 yield from iter(lambda: file.read(CHUNK), b"")
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as fault:
-        raise UserError(f"{path}: damaged or truncated compressed file ({fault}); fetch it again") from None
+        raise UserError(f"{path}: damaged or truncated compressed file: {fault}; fetch it again") from None
     except OSError as fault:
         raise UserError(f"{path}: cannot read the corpus: {fault.strerror}") from None
 

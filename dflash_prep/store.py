@@ -72,6 +72,7 @@ class StoreWriter:
         self._rows: list[dict] = []
         self._shards: list[dict] = []
         self._special: Counter[int] = Counter()
+        self._first: dict[bytes, int] = {}
         self.reasons: Counter[str] = Counter()
         self._rejects = zstandard.ZstdCompressor(level=9).stream_writer((directory / "rejects.jsonl.zst").open("wb"))
 
@@ -79,6 +80,11 @@ class StoreWriter:
     def kept(self) -> int:
         """Samples added so far."""
         return len(self._rows)
+
+    def first_equal(self, ids: np.ndarray, spans: np.ndarray) -> str | None:
+        """Where the first sample with these ids and spans came from, if there is one."""
+        row = self._first.get(bytes.fromhex(sample_key(ids, spans)))
+        return None if row is None else f"{self._rows[row]['source']}:{self._rows[row]['line']}"
 
     def add(self, ids: np.ndarray, spans: np.ndarray, source: str, line: int, special_ids: np.ndarray) -> None:
         """Add one sample: its ids and its loss spans [start, end, …], both uint32."""
@@ -95,6 +101,7 @@ class StoreWriter:
                 "eligible": eligible_count(spans),
             }
         )
+        self._first.setdefault(bytes.fromhex(self._rows[-1]["key"]), len(self._rows) - 1)
         self._special.update(ids[np.isin(ids, special_ids)].tolist())
         self._ids.append(ids)
         self._spans.append(spans)

@@ -73,7 +73,20 @@ def test_options_are_the_agreed_ones():
         name: [p.opts[-1] for p in command.params if p.param_type_name == "option"]
         for name, command in main.commands.items()
     }
-    assert found["tokenize"] == ["--tokenizer", "--output", "--max-length", "--max-reject-share"]
+    assert found["tokenize"] == [
+        *(
+            "--tokenizer",
+            "--output",
+            "--chat-template",
+            "--template-kwargs",
+            "--format",
+            "--columns",
+            "--loss",
+            "--max-length",
+            "--min-loss-tokens",
+        ),
+        *("--special-text", "--keep-duplicates", "--limit", "--max-reject-share"),
+    ]
     assert found["verify"] == ["--data"]
     assert found["plan-epochs"] == [
         *("--data", "--lengths", "--output", "--epochs", "--strategy", "--bucket-scope", "--buckets", "--boundaries"),
@@ -120,8 +133,8 @@ INPUTS = {
     "empty.jsonl.gz": (b"", "no records"),
     "empty.jsonl.zst": (b"", "no records"),
     "bad.jsonl": (b"{\n", "1 of 1 records rejected (1 not JSON)"),
-    "cut.jsonl.gz": (gzip.compress(jsonl([chat("a", "b")] * 50))[:-9], "damaged or truncated"),
-    "cut.jsonl.zst": (zstandard.compress(jsonl([chat("a", "b")] * 50))[:-2], "damaged or truncated"),
+    "cut.jsonl.gz": (gzip.compress(jsonl([chat("a", "b")] * 50))[:20], "damaged or truncated"),
+    "cut.jsonl.zst": (zstandard.compress(jsonl([chat("a", "b")] * 50))[:20], "damaged or truncated"),
     "text.jsonl.gz": (b"text", "damaged or truncated"),
     "text.jsonl.zst": (b"text", "damaged or truncated"),
 }
@@ -136,9 +149,12 @@ def test_a_faulty_corpus_is_one_line_and_leaves_no_store(here, tiny_directory, n
     assert {path.name for path in here.glob("out/*")} <= {"store.rejects.jsonl.zst"}
 
 
-def test_a_directory_is_no_corpus(here, tiny_directory):
+def test_a_directory_without_a_corpus(here, tiny_directory):
     (here / "folder").mkdir()
-    assert_user_error(run("tokenize", "folder", "--tokenizer", tiny_directory), "folder")
+    (here / "folder" / "notes.txt").write_text("no corpus")
+    assert_user_error(
+        run("tokenize", "folder", "--tokenizer", tiny_directory), "folder: is a directory with no corpus among its 1"
+    )
 
 
 def test_rejects_beside_are_named_and_hold_every_reject(corpus, tiny_directory):

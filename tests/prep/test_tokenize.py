@@ -21,7 +21,7 @@ from dflash_prep.tokenize import Options, tokenize
 from dflash_prep.tokenizer import ChatTokenizer, load_tokenizer
 from tests.prep.support import END, chat, jsonl, run, unzstd_lines
 
-ALL = Options(max_length=10**6, max_reject_share=1.0)
+ALL = Options(max_length=10**6, max_reject_share=1.0, keep_duplicates=True)
 SPECIALS = ["\u2028", "\x85", "\u2029", "\r\n", "\n", "  ", "\t", "\x00", "\ufeff", "\u200b", "\u202e", "e\u0301", "ﬁ", "ß"]
 SPECIALS += ["👩‍👩‍👧", "🇩🇪", "漢字", "12345", "one", " the", " user", "<|im_start|>"]
 TRICKY = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(SPECIALS), max_size=8).map("".join))
@@ -132,7 +132,7 @@ BAD = {
 def test_bad_records_are_set_aside_with_their_reason(tiny, tmp_path):
     good = jsonl([chat("a", "b")]).strip()
     lines = [good, *(line for bad in BAD.values() for line in (bad, good))]
-    store = build(tmp_path, b"\n".join(lines), tiny, Options(max_length=100, max_reject_share=0.5))
+    store = build(tmp_path, b"\n".join(lines), tiny, ALL._replace(max_length=100, max_reject_share=0.5))
     assert store.manifest["counts"]["rejected"] == dict.fromkeys(sorted(BAD), 1)
     assert store.manifest["counts"]["records"] == len(lines)
     assert store.column("line").tolist() == list(range(1, len(lines) + 1, 2))
@@ -158,7 +158,7 @@ def test_max_length_is_inclusive(tiny, tiny_reference, tmp_path, length):
 
 
 def test_too_many_rejects_leave_nothing_but_the_rejects(tiny, tmp_path):
-    data = jsonl([chat("a", "b")] * 3) + b"x\n"
+    data = jsonl([chat("a", str(n)) for n in range(3)]) + b"x\n"
     with pytest.raises(UserError, match=r"1 of 4 records rejected \(1 not JSON\)"):
         build(tmp_path, data, tiny, Options(100, 0.24))
     assert sorted(os.listdir(tmp_path)) == ["c.jsonl", "store.rejects.jsonl.zst"]
@@ -210,8 +210,21 @@ def test_several_files_follow_one_another(tiny, tmp_path):
     assert [(row["source"], row["line"]) for row in rows] == [(inputs[0], 1), (inputs[0], 2), (inputs[1], 1), (inputs[1], 2)]
 
 
-def test_equal_records_are_both_kept(tiny, tmp_path):
-    store = build(tmp_path, jsonl([chat("a", "b")] * 2), tiny)
+def test_of_equal_samples_the_first_is_kept_and_the_others_name_it(tiny, tmp_path):
+    """What a template does not show makes no difference, and duplicates are not held against --max-reject-share."""
+    data = jsonl([chat("a", "b"), chat("c", "d")] * 3) + b'{"id": 1, "messages": [{"role": "assistant", "content": "d"}]}\n'
+    store = build(tmp_path, data, tiny, Options(max_reject_share=0))
+    assert store.column("line").tolist() == [1, 2, 7]
+    assert store.manifest["counts"]["rejected"] == {"duplicate": 4}
+    rejects = unzstd_lines(store.path / "rejects.jsonl.zst")
+    name = tmp_path / "c.jsonl"
+    assert [(r["line"], r["reason"]) for r in rejects] == [
+        (line, f"duplicate: of {name}:{first}") for line, first in ((3, 1), (4, 2), (5, 1), (6, 2))
+    ]
+
+
+def test_equal_samples_are_all_kept_on_demand(tiny, tmp_path):
+    store = build(tmp_path, jsonl([chat("a", "b")] * 2), tiny, Options(keep_duplicates=True))
     assert len(store) == 2
     assert len(set(store.index["key"].to_pylist())) == 1
 
@@ -263,11 +276,30 @@ def test_another_request_is_refused_and_leaves_the_store_as_it_is(tiny, tmp_path
     assert snapshot(tmp_path / "store") == before
 
 
+@pytest.mark.parametrize("name", ["c.jsonl.zst", "c.jsonl.gz", "c.json.gz"])
+def test_a_truncated_file_gives_what_is_before_the_damage_and_says_so(tiny, tmp_path, name):
+    messages = [chat("a", f"{number * 7919 % 1000003:x}" * 20) for number in range(9_000)]
+    data = jsonl(messages) if "jsonl" in name else json.dumps([{"messages": m} for m in messages]).encode()
+    packed = zstandard.compress(data) if name.endswith("zst") else gzip.compress(data)
+    (tmp_path / "b.jsonl").write_bytes(jsonl([chat("next", "file")]))
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    manifest, _ = tokenize((str(tmp_path / name), str(tmp_path / "b.jsonl")), tiny, tmp_path / "store", ALL)
+    assert manifest["counts"]["rejected"] == {"damaged or truncated compressed file": 1}
+    assert 1 < len(Store(tmp_path / "store")) < 9_000
+    assert Store(tmp_path / "store").index["line"].to_pylist()[-1] == 1, "the next file is read"
+    assert manifest["lost_files"][0].startswith(
+        f"{tmp_path / name} from record {len(Store(tmp_path / 'store'))} on: damaged"
+    )
+
+
 def test_a_fault_halfway_leaves_nothing(tiny, tmp_path):
-    data = zstandard.compress(jsonl([chat("a", "b" * 50 + str(n)) for n in range(2_000)]))
-    with pytest.raises(UserError, match="damaged or truncated"):
-        build(tmp_path, data[:-3], tiny, name="c.jsonl.zst")
-    assert os.listdir(tmp_path) == ["c.jsonl.zst"]
+    def full(records: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "c.jsonl").write_bytes(jsonl([chat("a", "b")]))
+    with pytest.raises(UserError, match="cannot write: No space left on device"):
+        tokenize((str(tmp_path / "c.jsonl"),), tiny, tmp_path / "store", ALL, full)
+    assert os.listdir(tmp_path) == ["c.jsonl"]
 
 
 def test_special_tokens_are_counted(tiny, tmp_path):

@@ -89,6 +89,33 @@ def test_a_template_file_goes_before_the_configuration(copy):
     assert load_tokenizer(str(copy)).template == CHATML
 
 
+def test_a_template_may_be_chosen_by_file_or_by_name(copy, tmp_path):
+    named = [{"name": name, "template": f"{name} body"} for name in ("default", "tool_use", "rag")]
+    (copy / "chat_template.jinja").unlink()
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    found = load_tokenizer(str(copy))
+    assert (found.template, found.tool_template) == ("default body", "tool_use body")
+    other = load_tokenizer(str(copy), "rag")
+    assert (other.template, other.tool_template) == ("rag body", None)
+    assert other.template_fingerprint != found.template_fingerprint
+    (tmp_path / "mine.jinja").write_text("{{ mine }}")
+    assert load_tokenizer(str(copy), str(tmp_path / "mine.jinja")).template == "{{ mine }}"
+    with pytest.raises(UserError, match=r"nowhere: no such file.*own are default, rag, tool_use"):
+        load_tokenizer(str(copy), "nowhere")
+    with pytest.raises(UserError, match="name a file"):
+        load_tokenizer(str(copy), str(tmp_path))
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_tokenizer(str(copy), str(tmp_path / "latin.jinja"))
+
+
+def test_templates_in_files_of_their_own(copy):
+    (copy / "additional_chat_templates").mkdir()
+    (copy / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    found = load_tokenizer(str(copy))
+    assert (found.template, found.tool_template) == (CHATML, "with tools")
+
+
 def test_faults_are_named(tmp_path, copy):
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         load_tokenizer(str(tmp_path))

@@ -1,0 +1,77 @@
+"""Which files the inputs name: files as they are, directories, glob patterns, and `-` for standard input."""
+
+import glob
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_prep.corpus import CHUNK, check_input
+from dflash_prep.errors import UserError
+from dflash_prep.files import check_utf8
+from dflash_prep.records import CorpusFile
+
+ENDINGS = (*(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst")), ".parquet")
+STDIN = "-"
+MAGIC = {b"\x1f\x8b": ".json.gz", b"\x28\xb5\x2f\xfd": ".json.zst", b"PAR1": ".parquet"}
+
+
+class Corpus(NamedTuple):
+    """The files of a corpus in the order in which they are read, and how many others lay in its directories."""
+
+    files: list[CorpusFile]
+    others: int
+
+
+@contextmanager
+def open_corpus(inputs: tuple[str, ...]) -> Iterator[Corpus]:
+    """All files that the inputs name. Standard input is kept in a temporary file meanwhile: a corpus is read repeatedly."""
+    if inputs.count(STDIN) > 1:
+        raise UserError("-: standard input can be read once only; name it once")
+    files, others = [], 0
+    with ExitStack() as stack:
+        for name in inputs:
+            if name == STDIN:
+                files.append(CorpusFile(name, stack.enter_context(kept_stdin())))
+                continue
+            found, passed = find_files(name)
+            files += [CorpusFile(str(path), path) for path in found]
+            others += passed
+        yield Corpus(files, others)
+
+
+def find_files(name: str) -> tuple[list[Path], int]:
+    """The corpus files that one input names, sorted, and the number of other files in its directories."""
+    path = Path(name)
+    if glob.has_magic(name) and not path.exists():
+        matches = sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise UserError(f"{name}: no file matches this pattern")
+        parts = [find_files(match) for match in matches]
+        return [file for part, _ in parts for file in part], sum(passed for _, passed in parts)
+    if not path.is_dir():
+        check_input(path)
+        return [path], 0
+    inside = sorted(entry for entry in path.rglob("*") if not entry.is_dir())
+    found = [entry for entry in inside if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+    for entry in found:
+        check_utf8(str(entry))
+    if not found:
+        raise UserError(f"{name}: is a directory with no corpus among its {len(inside)} files ({', '.join(ENDINGS)})")
+    return found, len(inside) - len(found)
+
+
+@contextmanager
+def kept_stdin() -> Iterator[Path]:
+    """A temporary file of what standard input holds, named by what its first bytes say it is."""
+    stream = sys.stdin.buffer
+    start = stream.read(CHUNK)
+    ending = next((ending for magic, ending in MAGIC.items() if start.startswith(magic)), ".json")
+    with tempfile.NamedTemporaryFile(prefix="dflash-prep-", suffix=ending) as file:
+        file.write(start)
+        shutil.copyfileobj(stream, file, CHUNK)
+        file.flush()
+        yield Path(file.name)

@@ -1,0 +1,89 @@
+"""Inputs: directories, patterns and standard input become the files of a corpus; what is passed over is counted."""
+
+import gzip
+import io
+import sys
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from dflash_prep.errors import UserError
+from dflash_prep.inputs import open_corpus
+from dflash_prep.records import read_records
+
+
+def found(*names: object) -> tuple[list[str], int]:
+    """The names of the files that some inputs mean, and the number of others."""
+    with open_corpus(tuple(map(str, names))) as corpus:
+        return [file.name for file in corpus.files], corpus.others
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory with corpora, other files and a directory inside."""
+    for name in (
+        "b.jsonl",
+        "a.JSON",
+        "c.json.gz",
+        "d.jsonl.zst",
+        "e.parquet",
+        "README.md",
+        "x.txt.gz",
+        "sub/f.jsonl",
+        "sub/g",
+    ):
+        path = tmp_path / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (tmp_path / "folder" / "like.json").mkdir()
+    return tmp_path / "folder"
+
+
+def test_a_directory_is_its_corpus_files_in_order(folder):
+    names = ["a.JSON", "b.jsonl", "c.json.gz", "d.jsonl.zst", "e.parquet", "sub/f.jsonl"]
+    assert found(folder) == ([str(folder / name) for name in names], 3)
+
+
+def test_patterns(folder):
+    assert found(folder / "*.jsonl*")[0] == [str(folder / name) for name in ("b.jsonl", "d.jsonl.zst")]
+    assert found(folder / "[ab].*")[0] == [str(folder / name) for name in ("a.JSON", "b.jsonl")]
+    assert found(folder / "**" / "f.*")[0] == [str(folder / "sub" / "f.jsonl")]
+    assert found(folder / "s*", folder / "b.jsonl")[0] == [str(folder / "sub" / "f.jsonl"), str(folder / "b.jsonl")]
+    with pytest.raises(UserError, match="no file matches"):
+        found(folder / "*.csv")
+
+
+def test_a_name_that_looks_like_a_pattern_but_is_there(tmp_path):
+    (tmp_path / "a[1].jsonl").write_bytes(b"")
+    assert found(tmp_path / "a[1].jsonl") == ([str(tmp_path / "a[1].jsonl")], 0)
+
+
+def test_a_file_named_by_itself_may_be_called_anything(folder):
+    assert found(folder / "sub" / "g") == ([str(folder / "sub" / "g")], 0)
+
+
+def parquet(lines: bytes) -> bytes:
+    """A Parquet file with each line as a text."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": lines.decode().split("\n")}), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, parquet])
+def test_standard_input_of_any_kind(monkeypatch, pack):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pack(b'"a"\n"b"'))))
+    with open_corpus(("-",)) as corpus:
+        (file,) = corpus.files
+        for _ in range(2):
+            data = [record.data for record in read_records(file, ["text"])]
+            assert data in ([b'"a"', b'"b"'], [{"text": '"a"'}, {"text": '"b"'}])
+        assert file.name == "-"
+    assert not file.path.exists()
+
+
+def test_standard_input_twice_is_refused():
+    with pytest.raises(UserError, match="once only"):
+        found("-", "-")
