@@ -172,32 +172,41 @@ def main() -> None:
 @click.option("--max-length", type=click.IntRange(min=2), default=8192, help="Longer samples are rejected (tokens).")
 @click.option("--min-loss-tokens", type=click.IntRange(min=1), default=1, help="Samples with fewer are rejected.")
 @click.option(
+    "--too-long",
+    type=click.Choice(["drop", "truncate", "split"]),
+    default="drop",
+    help="Samples beyond --max-length are rejected, or cut on the right; split: plain text becomes several samples.",
+)
+@click.option(
     "--special-text",
-    type=click.Choice(["keep", "reject"]),
+    type=click.Choice(["keep", "plain", "reject"]),
     default="keep",
-    help="Text that spells a special token becomes it, as at serving, or its record is rejected.",
+    help="Text that spells a special token becomes it, as at serving; or stays text; or its record is rejected.",
 )
 @click.option("--keep-duplicates", is_flag=True, help="Keep samples that equal an earlier one.  [default: no]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")
 @one_line_errors
-def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, chat_template: str | None, **options):
+def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | None, workers: int | None, **options):
     """Tokenize a corpus into a token store.
 
     INPUT is a file (.jsonl or .json, also .gz or .zst; .parquet), a directory, a pattern or - for standard input; the
-    shipped sample by default.
+    shipped sample by default. A run that was stopped goes on after its last finished shard when it is started again.
     """
     from dflash_prep import console
-    from dflash_prep.tokenize import Options
+    from dflash_prep.sample_maker import Options
     from dflash_prep.tokenize import tokenize as run
     from dflash_prep.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer, chat_template)
-    with console.counter("records") as progress:
-        manifest, existed = run(inputs or (DEMO,), loaded, output, Options(**options), progress)
-    if existed:
+    with console.tokenizing() as progress:
+        made = run(inputs or (DEMO,), loaded, output, Options(**options), progress, workers)
+    if made.existed:
         click.echo(f"{output} already holds this store")
-    console.print_store(output, manifest)
+    if made.resumed:
+        click.echo(f"went on from record {made.resumed:,}, where an earlier run had stopped")
+    console.print_store(output, made.manifest)
 
 
 @main.command("plan-epochs")

@@ -1,13 +1,19 @@
 """What the commands print: counters while they run, tables when they are done."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+if TYPE_CHECKING:  # the other commands need nothing of it
+    from dflash_prep.tokenize import Status
+
+CUT = {"truncated": "records cut to --max-length", "split": "records split", "pieces": "samples more by splitting"}
 WIDE = 120  # columns of what goes to a file or a pipe: no figure is cut
 
 
@@ -18,13 +24,21 @@ def output() -> Console:
 
 
 @contextmanager
-def counter(unit: str) -> Iterator[Callable[[int], None]]:
-    """A running count on standard error, for work whose total is unknown; silent where that is no terminal."""
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+def tokenizing() -> Iterator[Callable[["Status"], None]]:
+    """Records, tokens a second and the time left on standard error; silent where that is no terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(unit, total=None)
-        yield lambda count: progress.advance(task, count)
+        task, begin, first = progress.add_task("reading", total=None), time.monotonic(), None
+
+        def show(status: "Status") -> None:
+            nonlocal first
+            first = status if first is None else first  # of a run that is taken up: what was there before is not its speed
+            rate = (status.tokens - first.tokens) / max(time.monotonic() - begin, 1e-9)
+            text = f"{status.records:,} records, {rate:,.0f} tokens/s"
+            progress.update(task, completed=status.read, total=status.total, description=text)
+
+        yield show
 
 
 @contextmanager
@@ -47,6 +61,9 @@ def print_store(path: Path, manifest: dict) -> None:
         table.add_row(f"rejected: {reason}", f"{count:,}")
     for form, files in manifest.get("formats", {}).items():
         table.add_row(f"files of format: {form}", f"{files:,}")
+    for name, what in CUT.items():
+        if counts.get(name):
+            table.add_row(what, f"{counts[name]:,}")
     if manifest.get("special_texts"):
         table.add_row("records that spell a special token", f"{manifest['special_texts']:,}")
     if manifest.get("other_files"):
