@@ -7,6 +7,7 @@ those of the whole text, never of pieces.
 
 import json
 from datetime import datetime
+from itertools import groupby
 from typing import NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
@@ -92,24 +93,21 @@ class ChatTemplate:
         raise min(faults, key=lambda fault: str(fault).startswith("template error"))
 
     def _conversation(self, messages: list[dict], tools: list | None, loss: str) -> Conversation:
-        text = self._traced(messages, tools)
+        rendered = self._traced(messages, tools)
+        text, parts = plain(rendered), [part for part in parts_of(rendered) if part[2] != GENERATION]
         if not is_utf8(text):
             raise Reject("text with a lone surrogate")
-        parts = tuple(part for part in parts_of(text) if part.origin != GENERATION)
-        contents = tuple((part.start, part.end) for part in parts)
+        contents, tagged = tuple((start, end) for start, end, _ in parts), self._template_for(tools).environment.has_tags
         if loss == "all":
-            return Conversation(plain(text), [(0, len(text))], contents=contents)
-        tagged = self._template_for(tools).environment.has_tags
+            return Conversation(text, [(0, len(text))], contents=contents)
         if tagged:
-            spans = [(part.start, part.end) for part in parts_of(text) if part.origin == GENERATION]
+            spans = [(start, end) for start, end, origin in parts_of(rendered) if origin == GENERATION]
             if not spans:
                 raise Reject("nothing between the template's generation tags")
         else:
             turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-            turns = turns[-1:] if loss == "last-assistant" else turns
-            spans = [self._turn(text, parts, messages, number, tools) for number in turns]
-        spans = spans[-1:] if loss == "last-assistant" else spans
-        return Conversation(plain(text), spans, tagged, contents)
+            spans = self._turns(text, parts, messages, turns[-1:] if loss == "last-assistant" else turns, tools)
+        return Conversation(text, spans[-1:] if loss == "last-assistant" else spans, tagged, contents)
 
     def _traced(self, messages: list[dict], tools: list | None, add_generation_prompt: bool = False) -> str:
         """The text of a conversation in which each message's parts are known by its number."""
@@ -119,20 +117,27 @@ class ChatTemplate:
         ]
         return self.render(marked, add_generation_prompt, tools)
 
-    def _turn(self, text: str, parts: tuple[Part, ...], messages: list[dict], number: int, tools: list | None):
-        """Where a turn is: from where its generation prompt ends to the end of its content, or of its tool calls."""
-        own = [place for place, part in enumerate(parts) if part.origin == number]
-        if not own or own != list(range(own[0], own[-1] + 1)):
+    def _turns(
+        self, text: str, parts: list[Part], messages: list[dict], turns: list[int], tools: list | None
+    ) -> list[tuple[int, int]]:
+        """Where turns are: from where the generation prompt ends to the end of the content, or of the tool calls."""
+        groups = [(origin, list(group)) for origin, group in groupby(parts, key=lambda part: part[2])]
+        places = {origin: place for place, (origin, _) in enumerate(groups)}
+        if len(places) < len(groups) or any(number not in places for number in turns):
             raise Reject(CHANGED)
-        before = parts[own[0] - 1] if own[0] else Part(0, 0, None)
-        after = parts[own[-1] + 1].start if own[-1] + 1 < len(parts) else len(text)
-        start, end = before.end, parts[own[-1]].end
-        start += self._start(plain(text[start : parts[own[0]].start]), before.origin, messages, number, tools)
-        if messages[number].get("tool_calls"):
-            end += self._end(plain(text[end:after]), messages, number, tools)
-            if not all(name in text[start:end] for name in called_names(messages[number])):
-                raise Reject("the template leaves out tool calls")
-        return start, end
+        spans = []
+        for number in turns:
+            place = places[number]
+            before, begin = (groups[place - 1][0], groups[place - 1][1][-1][1]) if place else (None, 0)
+            start, end = groups[place][1][0][0], groups[place][1][-1][1]
+            start = begin + self._start(text[begin:start], before, messages, number, tools)
+            if messages[number].get("tool_calls"):
+                after = groups[place + 1][1][0][0] if place + 1 < len(groups) else len(text)
+                end += self._end(text[end:after], messages, number, tools)
+                if not all(name in text[start:end] for name in called_names(messages[number])):
+                    raise Reject("the template leaves out tool calls")
+            spans.append((start, end))
+        return spans
 
     def _start(self, header: str, before: int | None, messages: list[dict], number: int, tools: list | None) -> int:
         """How many characters of a turn's header are its generation prompt's; the assistant says the rest itself.
@@ -144,10 +149,10 @@ class ChatTemplate:
         key = (header, role, before is not None and number - before, tools is None)
         if key not in self._offsets:
             prompt = self._traced(messages[:number], tools, add_generation_prompt=True)
-            last = parts_of(prompt)[-1] if parts_of(prompt) else Part(0, 0, None)
-            asked = prompt[last.end :]
+            _, begin, origin = last_part(prompt)
+            asked = plain(prompt)[begin:]
             shared = alike(asked, header)
-            if last.origin != before or shared < min(len(asked), len(header)):
+            if origin != before or shared < min(len(asked), len(header)):
                 raise Reject(CHANGED)
             return self._remember(key, shared)
         return self._offsets[key]
@@ -160,10 +165,10 @@ class ChatTemplate:
         key = (rest, tools is None)
         if key not in self._offsets:
             alone = self._traced(messages[: number + 1], tools)
-            last = parts_of(alone)[-1] if parts_of(alone) else Part(0, 0, None)
-            if last.origin != number:
+            _, end, origin = last_part(alone)
+            if origin != number:
                 raise Reject("the template leaves out tool calls")
-            said = rest[: alike(alone[last.end :], rest)].rstrip()
+            said = rest[: alike(plain(alone)[end:], rest)].rstrip()
             ending = next((token for token in self._specials if said.endswith(token)), "")
             return self._remember(key, len(said.removesuffix(ending).rstrip()))
         return self._offsets[key]
@@ -203,7 +208,7 @@ class Generation(Extension):
     def spoken(self, caller: Macro) -> str:
         """The block's text, traced to the tags."""
         text = caller()
-        return Traced(text, (*parts_of(text), Part(0, len(text), GENERATION)))
+        return Traced(text, (*parts_of(text), (0, len(text), GENERATION)))
 
 
 class TracingGenerator(CodeGenerator):
@@ -230,6 +235,11 @@ def with_reasoning(message: dict) -> dict:
     """A message whose reasoning has the names that templates ask for, as transformers gives them."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning} | message | {"reasoning_content": reasoning}
+
+
+def last_part(text: str) -> Part:
+    """The last part of a text that is a message's; where there is none, its beginning."""
+    return next((part for part in reversed(parts_of(text)) if part[2] != GENERATION), (0, 0, None))
 
 
 def alike(one: str, other: str) -> int:

@@ -184,6 +184,14 @@ def main() -> None:
     help="Text that spells a special token becomes it, as at serving; or stays text; or its record is rejected.",
 )
 @click.option("--keep-duplicates", is_flag=True, help="Keep samples that equal an earlier one.  [default: no]")
+@click.option(
+    "--near-dedup",
+    type=FiniteRange(0.1, 1),
+    is_flag=False,
+    flag_value=0.8,
+    metavar="SHARE",
+    help="Of samples that share so much of what they say keep the first; 0.8 where no share is given.  [default: off]",
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")

@@ -31,4 +31,5 @@ class Outcome(NamedTuple):
     excerpt: str = ""  # of a record of which something is not kept
     spelled: bool = False  # its text spells a special token
     truncated: bool = False
+    sketch: bytes = b""  # of what the record says (near_dedup), where it is asked for
     lost: bool = False  # the rest of its file could not be read

@@ -15,6 +15,7 @@ from dflash_prep.chat import ChatTemplate, Conversation, is_utf8
 from dflash_prep.encoding import Encoded, PlainSpecials, affixes, loss_spans
 from dflash_prep.errors import Reject
 from dflash_prep.formats import Dialogue, Text, Tokens, parse
+from dflash_prep.near_dedup import sketch
 from dflash_prep.records import Lost, Record
 from dflash_prep.sample import Outcome, Sample
 from dflash_prep.tokenizer import ChatTokenizer
@@ -61,7 +62,10 @@ class SampleMaker:
         items = [self._item(item, spells) for item, spells in zip(said, spelled, strict=True)]
         encoded = self._encode(items, spelled)
         records = (record for record, _ in batch)
-        return [self._outcome(*parts) for parts in zip(records, items, encoded, spelled, strict=True)]
+        outcomes = [self._outcome(*parts) for parts in zip(records, items, encoded, spelled, strict=True)]
+        if self._options.near_dedup is not None:
+            outcomes = [made._replace(sketch=sketch_of(item)) for made, item in zip(outcomes, said, strict=True)]
+        return outcomes
 
     def _said(self, record: Record, form: str | None) -> Dialogue | Text | Tokens | Reject:
         try:
@@ -200,6 +204,15 @@ class SampleMaker:
         if loss < self._options.min_loss_tokens:
             return Reject(f"fewer loss tokens than --min-loss-tokens: {loss}")
         return Sample.of(ids, spans)
+
+
+def sketch_of(said: Dialogue | Text | Tokens | Reject) -> bytes:
+    """The sketch of what a record says; system messages are left out, since many conversations share them."""
+    if isinstance(said, Reject):
+        return b""
+    if isinstance(said, Dialogue):
+        return sketch(message.get("content") or "" for message in said.messages if message["role"] != "system")
+    return sketch([said.text if isinstance(said, Text) else " ".join(map(str, said.ids))])
 
 
 def runs(loss: np.ndarray) -> np.ndarray:

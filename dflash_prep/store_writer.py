@@ -22,14 +22,17 @@ import zstandard
 from dflash_prep.dedup import Seen
 from dflash_prep.errors import Reject, UserError
 from dflash_prep.files import file_digest, read_json, sync_file, write_json
+from dflash_prep.near_dedup import NearSeen
 from dflash_prep.sample import Outcome, Sample
 from dflash_prep.store import FORMAT, INDEX_SCHEMA, SHARD_SCHEMA, VERSION
 
 PARTS, PROGRESS = "parts", "progress.json"
 SHARD_BYTES = 256 << 20
 CHUNK = 1 << 20
-DUPLICATE = "duplicate"
-PART_SCHEMA = pa.schema([field if field.name != "source" else ("source", pa.int32()) for field in INDEX_SCHEMA])
+DUPLICATE, NEAR_DUPLICATE = "duplicate", "near-duplicate"
+PART_SCHEMA = INDEX_SCHEMA.set(INDEX_SCHEMA.get_field_index("source"), pa.field("source", pa.int32())).append(
+    pa.field("sketch", pa.binary())
+)
 
 
 @dataclass
@@ -57,11 +60,16 @@ class Tally:
 class StoreWriter:
     """Takes what became of each record, in order, into a directory; goes on where an earlier writer of it stopped.
 
-    `unique`: of equal samples only the first is kept.
+    `unique`: of equal samples only the first is kept. `near`: of samples that share so much of what they say, likewise.
     """
 
     def __init__(
-        self, directory: Path, special_ids: Iterable[int] = (), unique: bool = False, shard_bytes: int = SHARD_BYTES
+        self,
+        directory: Path,
+        special_ids: Iterable[int] = (),
+        unique: bool = False,
+        near: float | None = None,
+        shard_bytes: int = SHARD_BYTES,
     ):
         self._directory, self._parts = directory, directory / PARTS
         self._special = np.array(sorted(special_ids), np.uint32)
@@ -71,6 +79,7 @@ class StoreWriter:
         self.tally = Tally(**read_json(progress, "progress of this store")) if progress.exists() else Tally()
         self._sources = {name: number for number, name in enumerate(self.tally.sources)}
         self._names = list(self._sources)
+        self._near = None if near is None else NearSeen(near)
         self._seen, self._places = Seen(), []  # of each shard its samples' sources and lines
         self._remove_unfinished()
         for number in range(len(self.tally.shards)):
@@ -79,8 +88,12 @@ class StoreWriter:
 
     def take(self, outcome: Outcome) -> None:
         """Add a record's samples, or note why they are not kept."""
-        kept = [self._take(outcome, sample) for sample in outcome.samples]
-        tally = self.tally
+        tally, number = self.tally, self.tally.samples
+        like = self._near.first(outcome.sketch) if self._near and outcome.sketch else None
+        kept = [self._take(outcome, sample, like) for sample in outcome.samples]
+        if any(kept) and self._near:
+            self._near.add(outcome.sketch, number)
+            self._sketches[number - tally.samples] = outcome.sketch
         tally.records += 1
         tally.pieces += len(kept) - 1
         tally.split += len(kept) > 1
@@ -91,14 +104,16 @@ class StoreWriter:
         if len(self._ids) + len(self._spans) >= self._shard_bytes:
             self.checkpoint()
 
-    def _take(self, outcome: Outcome, sample: Sample | Reject) -> bool:
-        """Whether a sample is kept."""
+    def _take(self, outcome: Outcome, sample: Sample | Reject, like: int | None) -> bool:
+        """Whether a sample is kept; `like` is an earlier one that says nearly the same."""
         if not isinstance(sample, Reject) and self._unique:
             first = self._seen.first(sample.key)
-            if first is None:
-                self._seen.add(sample.key, self.tally.samples)
-            else:
+            if first is not None:
                 sample = Reject(f"{DUPLICATE}: of {self._place(first)}")
+            elif like is None:
+                self._seen.add(sample.key, self.tally.samples)
+        if not isinstance(sample, Reject) and like is not None:
+            sample = Reject(f"{NEAR_DUPLICATE}: of {self._place(like)}")
         if isinstance(sample, Reject):
             self._reject(outcome, str(sample))
             return False
@@ -109,6 +124,7 @@ class StoreWriter:
         self._span_lengths.append(len(sample.spans) // 4)
         self._from.append(self._source(outcome.source))
         self._lines.append(outcome.line)
+        self._sketches.append(None)
         self.tally.samples += 1
         return True
 
@@ -180,6 +196,7 @@ class StoreWriter:
             "line": self._lines,
             "key": [key.hex() for key in self._keys],
             "eligible": total(np.maximum(inside - 1, 0)),
+            "sketch": pa.array(self._sketches, pa.binary()),
         }
         arrays = [pa.array(columns[entry.name]).cast(entry.type) for entry in PART_SCHEMA]
         return pa.record_batch(arrays, schema=PART_SCHEMA)
@@ -193,7 +210,7 @@ class StoreWriter:
     def _begin(self) -> None:
         """An empty shard, and a new part of the rejects."""
         self._ids, self._spans = bytearray(), bytearray()
-        self._lengths, self._span_lengths, self._keys, self._from, self._lines = [], [], [], [], []
+        self._lengths, self._span_lengths, self._keys, self._from, self._lines, self._sketches = [], [], [], [], [], []
         self._rejects = zstandard.ZstdCompressor().stream_writer(self._rejects_path(self.tally.parts).open("wb"))
 
     def _remove_unfinished(self) -> None:
@@ -214,6 +231,9 @@ class StoreWriter:
             for number, key in zip(part["sample"].to_pylist(), part["key"].to_pylist(), strict=True):
                 self._seen.add(bytes.fromhex(key), number)
             self._seen.pack()
+        for number, sketch in zip(part["sample"].to_pylist(), part["sketch"].to_pylist(), strict=True):
+            if self._near and sketch:
+                self._near.add(sketch, number)
         self._places.append((part["source"].to_numpy(), part["line"].to_numpy()))
 
     def rejects(self) -> Path:
@@ -258,7 +278,7 @@ class StoreWriter:
         with pq.ParquetWriter(self._directory / "index.parquet", INDEX_SCHEMA, compression="zstd") as writer:
             for number in range(len(self.tally.shards)):
                 part = read_arrow(self._part(number))
-                columns = {name: part[name] for name in part.schema.names}
+                columns = {name: part[name] for name in INDEX_SCHEMA.names}
                 columns["source"] = pa.DictionaryArray.from_arrays(part["source"], pa.array(self.tally.sources, pa.string()))
                 writer.write_batch(pa.record_batch(list(columns.values()), schema=INDEX_SCHEMA))
 

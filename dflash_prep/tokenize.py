@@ -16,7 +16,7 @@ from dflash_prep.inputs import Corpus, open_corpus
 from dflash_prep.records import CorpusFile, Record, read_records
 from dflash_prep.sample_maker import Options, SampleMaker
 from dflash_prep.store import VERSION, Store
-from dflash_prep.store_writer import DUPLICATE, PARTS, PROGRESS, SHARD_BYTES, StoreWriter
+from dflash_prep.store_writer import DUPLICATE, NEAR_DUPLICATE, PARTS, PROGRESS, SHARD_BYTES, StoreWriter
 from dflash_prep.tokenizer import ChatTokenizer
 from dflash_prep.unfinished import unfinished
 from dflash_prep.workers import cores, in_order
@@ -24,6 +24,7 @@ from dflash_prep.workers import cores, in_order
 BATCH, BATCH_BYTES = 256, 1 << 18  # records, or as many as hold so much, that are made into samples at once
 SMALL = 1 << 20  # bytes of a corpus' files, compressed as they are
 ORIGIN = "origin.json"
+REPEATED = DUPLICATE, NEAR_DUPLICATE
 
 Batch = list[tuple[Record, str | None]]  # records with their files' formats
 
@@ -67,12 +68,14 @@ def tokenize(
         formats = {file: options.format or detect(records_of(file, options), options.columns) for file in corpus.files}
         make = partial(SampleMaker, tokenizer, options, not set(formats.values()) <= {"text", "tokens"})
         make()  # a template that does not compile, say, is found before anything is written
-        with unfinished(output, lambda directory: (directory / PARTS / PROGRESS).exists()) as directory:
+        with unfinished(output, worth_keeping) as directory:
             if (directory / "store.json").exists():  # an earlier run was killed just before the end
                 shutil.rmtree(directory / PARTS, ignore_errors=True)
                 return Made(finished_store(directory, origin).manifest, False)
             check_origin(directory, origin)
-            writer = StoreWriter(directory, tokenizer.special_ids, not options.keep_duplicates, shard_bytes)
+            writer = StoreWriter(
+                directory, tokenizer.special_ids, not options.keep_duplicates, options.near_dedup, shard_bytes
+            )
             resumed = writer.tally.records
             read, total = Counter(), sum(size(file) for file in corpus.files)
             seen = lambda count: read.update(bytes=count)  # noqa: E731
@@ -87,6 +90,11 @@ def tokenize(
             used = dict(sorted(Counter(form or "unknown" for form in formats.values()).items()))
             manifest = writer.finish(origin | {"formats": used, "other_files": corpus.others})
     return Made(manifest, False, resumed)
+
+
+def worth_keeping(directory: Path) -> bool:
+    """Whether a shard is finished, or the whole store."""
+    return (directory / PARTS / PROGRESS).exists() or (directory / "store.json").exists()
 
 
 def describe(corpus: Corpus, tokenizer: ChatTokenizer, options: Options) -> dict:
@@ -168,8 +176,8 @@ def check_rejects(writer: StoreWriter, directory: Path, inputs: tuple[str, ...],
     Duplicates do not count as lost: what they say is kept.
     """
     tally = writer.tally
-    reasons = Counter(tally.rejected)
-    rejected = reasons.total() - reasons[DUPLICATE]
+    reasons = Counter({reason: count for reason, count in tally.rejected.items() if reason not in REPEATED})
+    rejected = reasons.total()
     if not tally.records:
         raise UserError(f"{', '.join(inputs)}: no records; name a JSONL file with one conversation a line")
     if tally.samples and rejected <= options.max_reject_share * (tally.records + tally.pieces):
@@ -178,6 +186,6 @@ def check_rejects(writer: StoreWriter, directory: Path, inputs: tuple[str, ...],
     beside = place.with_name(f"{place.name}.rejects.jsonl.zst")
     os.replace(writer.rejects(), beside)
     shutil.rmtree(directory / PARTS)  # of a store that is not to be, nothing is worth keeping
-    named = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3) if reason != DUPLICATE)
+    named = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
     allowed = f"more than --max-reject-share {options.max_reject_share:g} allows" if tally.samples else "nothing was kept"
     raise UserError(f"{rejected} of {tally.records} records rejected ({named}): {allowed}; see {beside}")

@@ -6,15 +6,8 @@ operation gives an ordinary string: a part's place is then unknown, never wrong.
 """
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
 
-
-class Part(NamedTuple):
-    """Characters [start, end) of a string come from `origin`."""
-
-    start: int
-    end: int
-    origin: Hashable
+Part = tuple[int, int, Hashable]  # characters [start, end) come from an origin; plain tuples, since there are so many
 
 
 class Traced(str):
@@ -23,14 +16,16 @@ class Traced(str):
     __slots__ = ("_parts",)
 
     def __new__(cls, text: str, parts: tuple[Part, ...]):
-        traced = super().__new__(cls, text)
-        traced._parts = parts
-        return traced
+        made = str.__new__(cls, text)
+        made._parts = parts
+        return made
 
     def __str__(self) -> str:
         return self
 
     def __add__(self, other: object) -> str:
+        if type(other) is str:  # as nearly always: nothing moves
+            return Traced(str.__add__(self, other), self._parts)
         return joined((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: object) -> str:
@@ -46,10 +41,10 @@ class Traced(str):
     def _between(self, start: int, end: int) -> tuple[Part, ...]:
         """The parts of a slice. An empty part stays, and so does one of which an empty slice is all that is left."""
         kept = []
-        for part in self._parts:
-            first, last = max(part.start, start), min(part.end, end)
-            if first < last or (first == last and (start == end or part.start == part.end)):
-                kept.append(Part(first - start, last - start, part.origin))
+        for begin, finish, origin in self._parts:
+            first, last = max(begin, start), min(finish, end)
+            if first < last or (first == last and (start == end or begin == finish)):
+                kept.append((first - start, last - start, origin))
         return tuple(kept)
 
     def lstrip(self, chars: str | None = None) -> str:
@@ -105,8 +100,9 @@ def joined(pieces: Iterable[str]) -> str:
     pieces = list(pieces)
     text, position, parts = "".join(pieces), 0, []
     for piece in pieces:
-        if isinstance(piece, Traced):
-            parts += [Part(position + start, position + end, origin) for start, end, origin in piece._parts]
+        if type(piece) is Traced:
+            for start, end, origin in piece._parts:
+                parts.append((start + position, end + position, origin))
         position += len(piece)
     return Traced(text, tuple(parts)) if parts else text
 
@@ -119,7 +115,7 @@ def between(separator: str, pieces: list[str]) -> str:
 def traced(value: object, origin: Hashable) -> object:
     """A JSON value with every string in it traced to one origin; keys stay as they are."""
     if isinstance(value, str):
-        return Traced(value, (Part(0, len(value), origin),))
+        return Traced(value, ((0, len(value), origin),))
     if isinstance(value, dict):
         return {key: traced(part, origin) for key, part in value.items()}
     if isinstance(value, list):
@@ -130,6 +126,6 @@ def traced(value: object, origin: Hashable) -> object:
 def origins(value: object) -> set[Hashable]:
     """Where the strings of a JSON value come from."""
     if isinstance(value, str):
-        return {part.origin for part in parts_of(value)}
+        return {origin for _, _, origin in parts_of(value)}
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return set().union(*map(origins, inside))

@@ -36,17 +36,21 @@ def unfinished(path: Path, worth_keeping: Callable[[Path], bool]) -> Iterator[Pa
             with suppress(OSError):
                 (path / LOCK).unlink()
         except (OSError, KeyboardInterrupt) as fault:
-            if not worth_keeping(draft):
+            kept = worth_keeping(draft)
+            if not kept:
                 remove(draft)
-                hint = ""
-            else:
-                hint = f"; what is finished is in {draft}, and the same command goes on from there"
-            reason = "interrupted" if isinstance(fault, KeyboardInterrupt) else f"cannot write: {fault.strerror or fault}"
+            reason = "interrupted" if isinstance(fault, KeyboardInterrupt) else f"cannot write: {reason_of(fault)}"
+            hint = f"; what is finished is in {draft}, and the same command goes on from there" if kept else ""
             raise UserError(f"{path}: {reason}{hint}") from fault
         except BaseException:
             if not worth_keeping(draft):
                 remove(draft)
             raise
+
+
+def reason_of(fault: OSError) -> str:
+    """What the system says; libraries wrap it in words of their own."""
+    return os.strerror(fault.errno) if fault.errno else str(fault)
 
 
 def remove(draft: Path) -> None:
