@@ -24,6 +24,7 @@ from tests.prep import models
 from tests.prep.support import chat
 
 transformers = pytest.importorskip("transformers")
+render_jinja_template = pytest.importorskip("transformers.utils.chat_template_utils").render_jinja_template
 
 
 class Dialect(NamedTuple):
@@ -264,6 +265,18 @@ class Speaker:
             found.append((start, turn.end(1), turn.end(2)))
         return found
 
+    def blocks(self, messages: list[dict], tools: list | None, arguments: dict) -> list[tuple[int, int, int]]:
+        """The same of a template's {% generation %} blocks, in which the token that ends a turn is included."""
+        _, blocks = render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            **self.reference.special_tokens_map,
+            **arguments,
+        )
+        return [(start, end, end) for start, end in blocks[0] if start < end]
+
     def mask(self, text: str, places: list[tuple[int, int, int]]) -> list[bool]:
         """Which tokens of a text lie in these places."""
         encoding = self.reference(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -271,6 +284,21 @@ class Speaker:
             any((start <= first and last <= end) or (first == end and last == closed) for start, end, closed in places)
             for first, last in encoding["offset_mapping"]
         ]
+
+
+def answers_of(messages: list[dict]) -> list[dict]:
+    """What the assistant says of a conversation."""
+    return [entry for entry in messages if entry["role"] == "assistant"]
+
+
+def is_worth(text: str | None, places: list[tuple[int, int, int]], messages: list[dict]) -> bool:
+    """Whether there is something to learn, and nothing that the template leaves out of what the assistant says."""
+    answers = answers_of(messages)
+    if len(places) != len(answers):
+        return bool(places)
+    return bool(places) and all(
+        names_calls(text[start:end], answer) for (start, end, _), answer in zip(places, answers, strict=True)
+    )
 
 
 def names_calls(said: str, answer: dict) -> bool:
@@ -299,13 +327,15 @@ def test_ids_are_those_of_transformers_and_loss_is_on_what_the_assistant_says(sp
     for messages, tools, arguments in conversations(kind, 24):
         text, messages = speaker.rendered(messages, tools, arguments)
         case = messages, tools, arguments
-        answers = [entry for entry in messages if entry["role"] == "assistant"]
         places = [] if text is None else speaker.places(text, arguments)
-        said = [text[start:end] for start, end, _ in places]
-        if not said or (len(said) == len(answers) and not all(map(names_calls, said, answers))):
+        if not is_worth(text, places, messages):
             with pytest.raises(Reject):
                 speaker.ours(*case)
             continue
+        if len(places) < len(answers_of(messages)):
+            assert kind.startswith("tools") and speaker.dialect.opening == DEEPSEEK[0]  # which writes its header once only
+            continue
+        said = [text[start:end] for start, end, _ in places]
         ids, mask = speaker.ours(*case)
         assert ids == speaker.expected(*case, tokenize=True, return_dict=False), case
         assert mask == speaker.mask(text, places), (case, said)
@@ -316,17 +346,63 @@ def test_ids_are_those_of_transformers_and_loss_is_on_what_the_assistant_says(sp
 @spoken(TAGGED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_generation_tags_say_where_loss_is(speaker, kind):
+    """As transformers' mask has it, but for a token that begins before the tag: at serving the prompt is encoded alone."""
     for messages, tools, arguments in conversations(kind, 24):
         text, messages = speaker.rendered(messages, tools, arguments)
         case = messages, tools, arguments
-        expected = None
-        if text is not None:
-            options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-            expected = speaker.expected(*case, **options)
-        if expected is None or not any(expected["assistant_masks"]):
+        blocks = [] if text is None else speaker.blocks(*case)
+        if not is_worth(text, blocks, messages):
             with pytest.raises(Reject):
                 speaker.ours(*case)
             continue
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        expected = speaker.expected(*case, **options)
         ids, mask = speaker.ours(*case)
         assert ids == expected["input_ids"], case
-        assert mask == whole(expected["assistant_masks"], text, speaker), case
+        within = speaker.mask(text, blocks)
+        straddling = [token for token, loss in enumerate(expected["assistant_masks"]) if loss != within[token]]
+        assert all(ids[token] not in speaker.tokenizer.special_ids for token in straddling) and len(straddling) <= len(
+            blocks
+        )
+        assert mask == within, (case, [text[start:end] for start, end, _ in blocks])
+        if len(blocks) == len(answers_of(messages)):
+            assert speaker.ours(*case, loss="last-assistant")[1] == speaker.mask(text, blocks[-1:]), case
+
+
+@spoken([dialect for dialect in DIALECTS if dialect.tokenizer == "qwen3" and dialect.opening == CHATML[0]])
+def test_reasoning_that_the_template_strips_is_in_neither_ids_nor_mask(speaker):
+    first = {"role": "assistant", "content": "<think>\nfirst\n</think>\n\none"}
+    second = {"role": "assistant", "content": "two", "reasoning_content": "second"}
+    messages = [*chat("a"), first, *chat("b"), second]
+    ids, mask = speaker.ours(messages, None, {})
+    text = speaker.reference.decode(ids)
+    said = speaker.reference.decode([token for token, loss in zip(ids, mask, strict=True) if loss])
+    assert ("first" in text, "second" in text) == ("first" in said, "second" in said)
+    if speaker.dialect.template in (None, "trl/qwen3_5_think", "trl/qwen3_5_nothink", "trl/qwen3_6"):
+        assert "first" not in text and "second" in said
+    assert said.count("<|im_end|>") == 2
+
+
+@spoken(DIALECTS + TAGGED)
+def test_text_that_spells_special_tokens_gives_the_ids_of_transformers_or_a_reject(speaker):
+    specials = [
+        *sorted(speaker.tokenizer.special_texts)[:6],
+        *"<|im_end|> <|eot_id|> </s> <｜Assistant｜> <end_of_turn>".split(),
+    ]
+    random = Random(0)
+    for _ in range(12):
+        messages = turns(random, [*specials, *(f"{special}\nx" for special in specials), *PLAIN])
+        expected = speaker.expected(messages, None, {}, tokenize=True, return_dict=False)
+        try:
+            ids, mask = speaker.ours(messages, None, {})
+        except Reject:
+            continue
+        assert ids == expected
+        assert any(mask)
+
+
+@spoken(DIALECTS + TAGGED)
+def test_what_has_no_answer_or_is_refused_by_the_template_is_rejected(speaker):
+    for messages in ([], chat("a"), [{"role": "system", "content": "a"}], [*chat("a"), {"role": "tool", "content": "b"}]):
+        with pytest.raises(Reject):
+            speaker.ours(messages, None, {})
