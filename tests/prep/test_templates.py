@@ -6,6 +6,7 @@ sound since no content here spells a special token, or transformers' mask where 
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -194,6 +195,7 @@ KINDS = {
     "tools with JSON text": lambda random: calling(random, str),
     "strange roles": strange,
 }
+ENDINGS = ["<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<｜Assistant｜>"]
 KWARGS = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
 
 
@@ -334,6 +336,8 @@ def test_ids_are_those_of_transformers_and_loss_is_on_what_the_assistant_says(sp
             continue
         if len(places) < len(answers_of(messages)):
             assert kind.startswith("tools") and speaker.dialect.opening == DEEPSEEK[0]  # which writes its header once only
+            with suppress(Reject):
+                assert speaker.ours(*case)[0] == speaker.expected(*case, tokenize=True, return_dict=False), case
             continue
         said = [text[start:end] for start, end, _ in places]
         ids, mask = speaker.ours(*case)
@@ -385,10 +389,7 @@ def test_reasoning_that_the_template_strips_is_in_neither_ids_nor_mask(speaker):
 
 @spoken(DIALECTS + TAGGED)
 def test_text_that_spells_special_tokens_gives_the_ids_of_transformers_or_a_reject(speaker):
-    specials = [
-        *sorted(speaker.tokenizer.special_texts)[:6],
-        *"<|im_end|> <|eot_id|> </s> <｜Assistant｜> <end_of_turn>".split(),
-    ]
+    specials = [*sorted(speaker.tokenizer.special_texts)[:6], *ENDINGS]
     random = Random(0)
     for _ in range(12):
         messages = turns(random, [*specials, *(f"{special}\nx" for special in specials), *PLAIN])
