@@ -196,6 +196,7 @@ KINDS = {
     "strange roles": strange,
 }
 ENDINGS = ["<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<｜Assistant｜>"]
+CASES = 20  # conversations of a kind
 KWARGS = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
 
 
@@ -269,8 +270,9 @@ class Speaker:
 
     def blocks(self, messages: list[dict], tools: list | None, arguments: dict) -> list[tuple[int, int, int]]:
         """The same of a template's {% generation %} blocks, in which the token that ends a turn is included."""
+        stated = [{key: value for key, value in entry.items() if value is not None} for entry in messages]
         _, blocks = render_jinja_template(
-            [messages],
+            [stated],
             tools=tools,
             chat_template=self.template,
             return_assistant_tokens_mask=True,
@@ -326,7 +328,7 @@ def spoken(dialects: list[Dialect]):
 @spoken(DIALECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_transformers_and_loss_is_on_what_the_assistant_says(speaker, kind):
-    for messages, tools, arguments in conversations(kind, 24):
+    for messages, tools, arguments in conversations(kind, CASES):
         text, messages = speaker.rendered(messages, tools, arguments)
         case = messages, tools, arguments
         places = [] if text is None else speaker.places(text, arguments)
@@ -351,7 +353,7 @@ def test_ids_are_those_of_transformers_and_loss_is_on_what_the_assistant_says(sp
 @pytest.mark.parametrize("kind", KINDS)
 def test_generation_tags_say_where_loss_is(speaker, kind):
     """As transformers' mask has it, but for a token that begins before the tag: at serving the prompt is encoded alone."""
-    for messages, tools, arguments in conversations(kind, 24):
+    for messages, tools, arguments in conversations(kind, CASES):
         text, messages = speaker.rendered(messages, tools, arguments)
         case = messages, tools, arguments
         blocks = [] if text is None else speaker.blocks(*case)
