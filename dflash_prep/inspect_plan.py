@@ -29,6 +29,8 @@ def inspect_plan(path: Path, choice: Choice, step: int | None, epoch: int | None
         inspect_planned(page, plan, choice, data)
     elif step is None:
         check_plan(plan)
+        if data:
+            fact_of(plan, data)  # proves that it is what was planned
         print_plan(path, plan.manifest)
 
 

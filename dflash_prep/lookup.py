@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from dflash_prep.corpus import read_chunks, split_lines
 from dflash_prep.embedded import NAME
 from dflash_prep.errors import UserError
+from dflash_prep.rules import object_of, text, whole
 from dflash_prep.store import Store, damaged, sample_key
 
 MOST_FOUND = 20
-REJECTED = ("source", "line", "reason", "excerpt")
+REJECT = object_of({"line": whole(0)} | dict.fromkeys(("source", "reason", "excerpt"), text(r"(?s).*")))
 
 
 class Choice(NamedTuple):
@@ -136,8 +137,10 @@ def rejects(store: Store) -> Iterator[dict]:
         for data in split_lines(read_chunks(path)):
             if data:
                 entry = json.loads(data)
-                yield {name: entry[name] for name in REJECTED}
-    except (UserError, ValueError, TypeError, KeyError, RecursionError):
+                if not REJECT(entry):
+                    raise ValueError
+                yield entry
+    except (UserError, ValueError, RecursionError):
         raise damaged(path, "cannot read the rejects") from None
 
 

@@ -1,7 +1,6 @@
 """A store in figures: its sources, how long its samples are and how much of them carries loss, examples of its rejects."""
 
 import math
-from collections.abc import Iterable
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -56,7 +55,7 @@ def length_bins(length: np.ndarray) -> list[Bin]:
 
 def loss_bins(length: np.ndarray, loss_tokens: np.ndarray) -> list[Bin]:
     """Samples by the share of their tokens that carry loss, in whole percent rounded down, ten a bin; 100 is in the last."""
-    return binned(loss_tokens * 100 // length, [*range(0, 100, 10), 101])
+    return binned(loss_tokens * 100 // np.maximum(length, 1), [*range(0, 100, 10), 101])
 
 
 def binned(values: np.ndarray, edges: list[int]) -> list[Bin]:
@@ -77,7 +76,7 @@ def examples(store: Store) -> dict[str, list[dict]]:
     wanted = {reason: min(count, EXAMPLES) for reason, count in store.manifest["counts"]["rejected"].items()}
     found: dict[str, list[dict]] = {reason: [] for reason in wanted}
     missing = sum(wanted.values())
-    entries: Iterable[dict] = islice(rejects(store), MOST_READ)
+    entries = islice(rejects(store), MOST_READ)
     while missing and (entry := next(entries, None)):
         reason = str(entry["reason"]).split(":")[0]
         if len(found.get(reason, ())) < wanted.get(reason, 0):

@@ -16,11 +16,15 @@ BROKEN = "\ufffd"  # what decoders put in the place of bytes that are no charact
 
 
 class Run(NamedTuple):
-    """Neighbouring tokens of one kind: their text, whether they carry loss and whether it is one special token."""
+    """Neighbouring tokens of one kind: their text, whether they carry loss and whether it is one special token.
+
+    `split`: they end inside a character, which is in the next run's text.
+    """
 
     text: str
     loss: bool
     special: bool
+    split: bool = False
 
 
 def token_texts(ids: np.ndarray, tokenizer: ChatTokenizer) -> list[str]:
@@ -81,7 +85,7 @@ def runs(ids: np.ndarray, spans: np.ndarray, tokenizer: ChatTokenizer) -> Iterat
 
     for (loss, special), members in groupby(enumerate(tokens), kind):
         parts = [text or nameless(token, tokenizer) for _, (text, _, token) in members]
-        yield Run("".join(parts), loss, special is not None)
+        yield Run("".join(parts), loss, special is not None, not parts[-1])
 
 
 def is_special(token: int, tokenizer: ChatTokenizer) -> bool:

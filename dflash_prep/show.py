@@ -4,7 +4,9 @@ Loss is green, special tokens are reversed, what stands for a control character 
 between ⟦ and ⟧. Whatever comes from a corpus is written as it is but for control characters: no markup, no wrapping.
 """
 
+import io
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -37,6 +39,8 @@ class Page:
     """Standard output, written in styled parts; `marks` tells whether loss has to be marked for lack of colour."""
 
     def __init__(self):
+        if isinstance(sys.stdout, io.TextIOWrapper):  # no terminal's encoding ends a command
+            sys.stdout.reconfigure(errors="backslashreplace")
         self.console: Console = output()
         self.marks = self.console.color_system is None or self.console.no_color
         self.told = f", between {OPEN} and {CLOSE}" if self.marks else ", in green"
@@ -102,7 +106,7 @@ def show_sources(page: Page, found: Sequence[Source]) -> None:
         most = [*most, Source(f"{len(others)} others", *sums)]
     page.title(f"{'samples':>11} {'tokens':>15}   loss  source")
     for source in most:
-        share = source.loss_tokens / source.tokens
+        share = source.loss_tokens / max(source.tokens, 1)
         page.line(f"{source.samples:>11,} {source.tokens:>15,} {share:>6.1%}  {source.name or '(unnamed)'}")
 
 
@@ -111,7 +115,7 @@ def show_bins(page: Page, bins: Sequence[Bin]) -> None:
     most, total = max(part.count for part in bins), sum(part.count for part in bins)
     high = max(len(f"{part.high:,}") for part in bins)
     for part in bins:
-        name = f"{part.low:>{high},}–{part.high:<{high},}"
+        name = f"{part.low:>{high},}-{part.high:<{high},}"
         page.line(f"{name} {part.count:>9,} {part.count / total:>6.1%} {page.bar(part.count / most)}".rstrip())
 
 
@@ -124,7 +128,9 @@ def show_rejects(page: Page, store: Store) -> None:
     for reason, entries in examples(store).items():
         page.line(f"{counts[reason]:>9,}  {reason}")
         for entry in entries:
-            page.line(f"{'':>11}{place(entry['source'], entry['line'])}: {entry['reason']}: {entry['excerpt']}")
+            detail = entry["reason"].partition(":")[2].strip()
+            stated = [place(entry["source"], entry["line"]), *([detail] if detail else []), entry["excerpt"]]
+            page.line(f"{'':>11}{': '.join(stated)}")
         if counts[reason] and not entries:
             page.line(f"{'':>11}(further down in rejects.jsonl.zst)")
 
@@ -139,8 +145,8 @@ def show_sample(page: Page, sample: Sample, tokenizer, by_token: bool) -> None:
     share = sample.loss_tokens / max(sample.length, 1)
     page.title(f"sample {sample.number:,} from {place(sample.source, sample.line)}")
     page.line(
-        f"{sample.length:,} tokens, {sample.loss_tokens:,} with loss ({share:.1%}{page.told}), {sample.eligible:,} eligible anchors, "
-        f"key {sample.key}",
+        f"{sample.length:,} tokens, {sample.loss_tokens:,} with loss ({share:.1%}{page.told}), "
+        f"{sample.eligible:,} eligible anchors, key {sample.key}",
         FAINT,
     )
     (show_tokens if by_token else show_text)(page, sample, tokenizer)
@@ -150,16 +156,18 @@ def show_text(page: Page, sample: Sample, tokenizer) -> None:
     """A sample's text, loss and special tokens told apart."""
     from dflash_prep.pieces import runs
 
-    parts, loss = [], False
+    parts, loss, split = [], False, False
     for run in runs(sample.ids, sample.spans, tokenizer):
         if page.marks and run.loss != loss:
             parts.append((OPEN if run.loss else CLOSE, PLAIN))
-        loss = run.loss
+        loss, split = run.loss, split or run.split
         style = (LOSS if run.loss else PLAIN) + (SPECIAL if run.special else PLAIN)
         parts += page.shown(run.text, style)
     if page.marks and loss:
         parts.append((CLOSE, PLAIN))
     page.write(*parts, ("" if parts and parts[-1][0].endswith("\n") else "\n", PLAIN))
+    if split:
+        page.line("a border of loss lies inside a character, which is shown on its later side; --tokens shows where", FAINT)
 
 
 def show_tokens(page: Page, sample: Sample, tokenizer) -> None:
