@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from dflash_prep.corpus import read_chunks, split_lines
 from dflash_prep.embedded import NAME
 from dflash_prep.errors import UserError
+from dflash_prep.files import digest
 from dflash_prep.rules import object_of, text, whole
-from dflash_prep.store import Store, damaged, sample_key
+from dflash_prep.store import Store, damaged
 
 MOST_FOUND = 20
 REJECT = object_of({"line": whole(0)} | dict.fromkeys(("source", "reason", "excerpt"), text(r"(?s).*")))
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
         return bool(self.numbers or self.key is not None or self.find or self.random)
 
 
-class Sample(NamedTuple):
+class Found(NamedTuple):
     """A sample as it is shown: its number over all stores, what the index says of it, ids [length] and spans, uint32."""
 
     number: int
@@ -80,17 +81,17 @@ def indexed(stores: Sequence[Store], number: int) -> tuple[Store, int, dict]:
     raise UserError(f"{stores[0].path}: has no sample {number}; its samples are 0 to {last}")
 
 
-def read_sample(stores: Sequence[Store], number: int) -> Sample:
+def read_sample(stores: Sequence[Store], number: int) -> Found:
     """A sample, proven by its key: shards are too large to be proven whole for one."""
     store, own, row = indexed(stores, number)
     try:
         ids, spans = store.sample(own)
     except IndexError:
         raise damaged(store.path, f"sample {own} is not in its shard") from None
-    if sample_key(ids, spans) != row["key"]:
+    if digest(ids.astype("<u4").tobytes(), spans.astype("<u4").tobytes()) != row["key"]:
         raise damaged(store.path, f"sample {own} is not what the index states, its key differs")
     stated = {name: row[name] for name in ("source", "line", "length", "loss_tokens", "eligible", "key")}
-    return Sample(number=number, ids=ids, spans=spans, **stated)
+    return Found(number=number, ids=ids, spans=spans, **stated)
 
 
 def by_key(stores: Sequence[Store], key: str) -> list[int]:

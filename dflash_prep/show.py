@@ -14,7 +14,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from dflash_prep.console import output, print_store
-from dflash_prep.lookup import Sample
+from dflash_prep.lookup import Found
 from dflash_prep.overview import Bin, Source, examples, length_bins, loss_bins, quantiles, sources
 from dflash_prep.store import Store
 
@@ -140,7 +140,7 @@ def place(source: str, line: int) -> str:
     return f"{source or '(unnamed)'}:{line}"
 
 
-def show_sample(page: Page, sample: Sample, tokenizer, by_token: bool) -> None:
+def show_sample(page: Page, sample: Found, tokenizer, by_token: bool) -> None:
     """What the index says of a sample, and its text or, `by_token`, its tokens."""
     share = sample.loss_tokens / max(sample.length, 1)
     page.title(f"sample {sample.number:,} from {place(sample.source, sample.line)}")
@@ -152,7 +152,7 @@ def show_sample(page: Page, sample: Sample, tokenizer, by_token: bool) -> None:
     (show_tokens if by_token else show_text)(page, sample, tokenizer)
 
 
-def show_text(page: Page, sample: Sample, tokenizer) -> None:
+def show_text(page: Page, sample: Found, tokenizer) -> None:
     """A sample's text, loss and special tokens told apart."""
     from dflash_prep.pieces import runs
 
@@ -170,7 +170,7 @@ def show_text(page: Page, sample: Sample, tokenizer) -> None:
         page.line("a border of loss lies inside a character, which is shown on its later side; --tokens shows where", FAINT)
 
 
-def show_tokens(page: Page, sample: Sample, tokenizer) -> None:
+def show_tokens(page: Page, sample: Found, tokenizer) -> None:
     """A sample's tokens, a line each: number in the sample, id, whether it carries loss, text."""
     from dflash_prep.pieces import is_special, loss_mask, nameless, token_texts
 
