@@ -12,7 +12,7 @@ from dflash_prep.store import Store
 MOST_BINS = 16
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 EXAMPLES = 2  # of each reason
-MOST_READ = 100_000  # rejects among which examples are looked for: a fraction of a second
+MOST_READ = 20_000  # rejects among which examples are looked for: a tenth of a second
 
 
 class Source(NamedTuple):

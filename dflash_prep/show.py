@@ -179,14 +179,10 @@ def show_tokens(page: Page, sample: Found, tokenizer) -> None:
     rows = zip(sample.ids.tolist(), mask, token_texts(sample.ids, tokenizer), strict=True)
     for number, (token, loss, text) in enumerate(rows):
         style = (LOSS if loss else PLAIN) + (SPECIAL if is_special(token, tokenizer) else PLAIN)
-        named = nameless(token, tokenizer) or (f'"{text}"' if text else f"part of what follows: {bare(token, tokenizer)}")
+        spelled = tokenizer.backend.id_to_token(token)  # as the vocabulary has it, bytes that are no character included
+        named = nameless(token, tokenizer) or (f'"{text}"' if text else f"part of what follows: {spelled}")
         start = f"{number:>7} {token:>7}  {'loss' if loss else '   -'}  "
         page.write((start, LOSS if loss else PLAIN), (page.in_line(named), style), ("\n", PLAIN))
-
-
-def bare(token: int, tokenizer) -> str:
-    """A token as the vocabulary spells it."""
-    return tokenizer.backend.id_to_token(token)
 
 
 def show_step(page: Page, heading: str, rows: Sequence[dict], fact: Callable[[int], tuple[int, str]]) -> None:
