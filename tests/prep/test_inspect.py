@@ -184,6 +184,13 @@ def test_the_overview_counts_everything_and_shows_rejects(store):
         assert words in output
 
 
+def test_examples_of_rejects_are_looked_for_in_the_first_ones_only(store, monkeypatch):
+    monkeypatch.setattr("dflash_prep.overview.MOST_READ", 2)
+    output = shown(store).split("\nrejects\n")[1]
+    assert "wild.jsonl:61: " in output and "wild.jsonl:62: " in output and "wild.jsonl:63" not in output
+    assert re.search(r"1  not JSON\n +\(further down", output)
+
+
 def test_many_sources_are_summed_up(tmp_path):
     path = make_store(tmp_path / "store", list(range(4, 44)))
     index = pq.read_table(path / "index.parquet")
