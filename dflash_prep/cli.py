@@ -131,6 +131,20 @@ class Columns(click.ParamType):
         return {ours: theirs for ours, _, theirs in pairs}
 
 
+class Place(click.ParamType):
+    """A record of a corpus: chats.jsonl:17."""
+
+    name = "place"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, tuple):
+            return value
+        source, sign, line = value.rpartition(":")
+        if not sign or not source:
+            self.fail(f"{value} is no record; give its file and its number there, such as chats.jsonl:17.", param, ctx)
+        return source, click.IntRange(1, 2**63 - 1).convert(line, param, ctx)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="dflash-prep")
 def main() -> None:
@@ -345,3 +359,49 @@ def report(plan: Path, data: tuple[Path, ...], output: Path):
     with console.waiting("planning every strategy once, to compare them"):
         write_report(plan, data, output)
     click.echo(f"{output} written")
+
+
+@main.command()
+@click.argument("path", type=PATH, default=STORE)
+@click.option(
+    "--sample",
+    "numbers",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Show this sample's text with the loss on it; may be repeated.  [default: an overview]",
+)
+@click.option("--key", metavar="HEX", help="Show the sample of this key, or of one that begins so.  [default: none]")
+@click.option(
+    "--find", type=Place(), metavar="SOURCE:LINE", help="Show what was made of this record of the corpus.  [default: none]"
+)
+@click.option("--random", type=click.IntRange(min=1), metavar="N", help="Show so many random samples.  [default: none]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the random samples.")
+@click.option("--tokens", is_flag=True, help="Show samples token by token, with number, id and loss.  [default: as text]")
+@click.option("--tokenizer", metavar="DIR|ID", help="Where the store's tokenizer is now.  [default: as the store states]")
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Show a plan's step: what each slot holds; S counts from 0 over the whole run.  [default: none]",
+)
+@click.option(
+    "--epoch", type=click.IntRange(min=0), metavar="E", help="Count S from this epoch's start.  [default: the run's]"
+)
+@click.option(
+    "--data",
+    type=PATH,
+    multiple=True,
+    metavar="STORE",
+    help="A plan's moved store or table of lengths; may be repeated.  [default: as planned]",
+)
+@one_line_errors
+def inspect(path: Path, step: int | None, epoch: int | None, data: tuple[Path, ...], **choice):
+    """Show a store, a plan, or samples decoded back to text with the loss marked.
+
+    PATH is data/tokens by default.
+    """
+    from dflash_prep.inspect import inspect as run
+    from dflash_prep.lookup import Choice
+
+    run(path, Choice(**choice), step, epoch, data)

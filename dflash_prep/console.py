@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -52,13 +53,13 @@ def waiting(what: str) -> Iterator[None]:
 def print_store(path: Path, manifest: dict) -> None:
     """A store's counts, each reason for a reject included."""
     counts = manifest["counts"]
-    table = Table(title=str(path), title_justify="left", show_header=False)
+    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name in ("records", "samples", "tokens", "loss_tokens", "longest"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     for reason, count in counts["rejected"].items():
-        table.add_row(f"rejected: {reason}", f"{count:,}")
+        table.add_row(f"rejected: {escape(reason)}", f"{count:,}")
     for form, files in manifest.get("formats", {}).items():
         table.add_row(f"files of format: {form}", f"{files:,}")
     for name, what in CUT.items():
@@ -80,7 +81,7 @@ def print_plan(path: Path | None, manifest: dict) -> None:
 
     With a measured cost its hours, too.
     """
-    title = f"{path or 'not written'}: {manifest['strategy']}, {manifest['slots']} slots"
+    title = f"{escape(str(path or 'not written'))}: {manifest['strategy']}, {manifest['slots']} slots"
     table = Table(title=title, title_justify="left")
     headings = "epoch", "steps", "micro-batches", "samples", "real tokens", "padded tokens", "real share", "anchors"
     for heading in headings:
@@ -105,7 +106,7 @@ def print_plan(path: Path | None, manifest: dict) -> None:
             f"{manifest['certificate']['seconds'] / 3600:,.2f} hours on {manifest['slots']} workers like the calibrated one"
         )
     for line in lines:
-        output().print(line, soft_wrap=True, highlight=False)
+        output().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def describe(certificate: dict) -> str:
