@@ -7,6 +7,7 @@ those of the whole text, never of pieces.
 
 import json
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,11 +22,12 @@ from dflash_prep.errors import Reject, UserError
 from dflash_prep.tokenizer import ChatTokenizer
 from dflash_prep.traced import Part, Traced, joined, origins, parts_of, plain, traced
 
-GENERATION = "generation"  # the origin of what stands between generation tags; that of a message's parts is its number
+GENERATION = "generation"  # owns what stands between generation tags; a message's parts belong to its number
 REASONING = ("reasoning_content", "thinking", "reasoning")  # a message's reasoning, by the names that corpora give it
 SPOKEN = ("content", "tool_calls", *REASONING)
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt")  # names that no further argument of a template may have
 REMEMBERED = 200  # characters: what a template writes between two messages is seldom longer
+EXAMPLE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
 CHANGED = "the template changes an assistant turn, so its place in the text is unknown"
 
 
@@ -56,7 +58,8 @@ class ChatTemplate:
         self._with_tools = compiled(tokenizer.tool_template, tokenizer.name) if tokenizer.tool_template else self._template
         self._arguments = tokenizer.named_tokens | (arguments or {})
         self._specials = sorted(tokenizer.special_texts, key=len, reverse=True)
-        self._offsets: dict[tuple, int] = {}
+        self._headers: dict[tuple, str] = {}  # of each header that occurred the generation prompt in its place
+        self._endings: dict[tuple, tuple[int, int]] = {}
 
     def render(self, messages: list[dict], add_generation_prompt: bool = False, tools: list | None = None) -> str:
         """The text of a conversation; raises Reject where the template refuses it."""
@@ -94,16 +97,19 @@ class ChatTemplate:
 
     def _conversation(self, messages: list[dict], tools: list | None, loss: str) -> Conversation:
         rendered = self._traced(messages, tools)
-        text, parts = plain(rendered), [part for part in parts_of(rendered) if part[2] != GENERATION]
+        text, parts = plain(rendered), [part for part in parts_of(rendered) if part[2][0] != GENERATION]
         if not is_utf8(text):
             raise Reject("text with a lone surrogate")
         contents, tagged = tuple((start, end) for start, end, _ in parts), self._template_for(tools).environment.has_tags
         if loss == "all":
             return Conversation(text, [(0, len(text))], contents=contents)
         if tagged:
-            spans = [(start, end) for start, end, origin in parts_of(rendered) if origin == GENERATION]
+            spans = [(start, end) for start, end, (owner, _) in parts_of(rendered) if owner == GENERATION]
             if not spans:
                 raise Reject("nothing between the template's generation tags")
+            answers = [message for message in messages if message["role"] == "assistant"]
+            for (start, end), message in zip(spans, answers, strict=False) if len(spans) == len(answers) else ():
+                check_calls(text[start:end], message)
         else:
             turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
             spans = self._turns(text, parts, messages, turns[-1:] if loss == "last-assistant" else turns, tools)
@@ -112,7 +118,7 @@ class ChatTemplate:
     def _traced(self, messages: list[dict], tools: list | None, add_generation_prompt: bool = False) -> str:
         """The text of a conversation in which each message's parts are known by its number."""
         marked = [
-            message | {key: traced(message[key], number) for key in SPOKEN if key in message}
+            message | {key: traced(message[key], number, key) for key in SPOKEN if key in message}
             for number, message in enumerate(messages)
         ]
         return self.render(marked, add_generation_prompt, tools)
@@ -121,62 +127,99 @@ class ChatTemplate:
         self, text: str, parts: list[Part], messages: list[dict], turns: list[int], tools: list | None
     ) -> list[tuple[int, int]]:
         """Where turns are: from where the generation prompt ends to the end of the content, or of the tool calls."""
-        groups = [(origin, list(group)) for origin, group in groupby(parts, key=lambda part: part[2])]
-        places = {origin: place for place, (origin, _) in enumerate(groups)}
+        groups = [(owner, list(group)) for owner, group in groupby(parts, key=lambda part: part[2][0])]
+        places = {owner: place for place, (owner, _) in enumerate(groups)}
         if len(places) < len(groups) or any(number not in places for number in turns):
             raise Reject(CHANGED)
         spans = []
         for number in turns:
             place = places[number]
             before, begin = (groups[place - 1][0], groups[place - 1][1][-1][1]) if place else (None, 0)
-            start, end = groups[place][1][0][0], groups[place][1][-1][1]
-            start = begin + self._start(text[begin:start], before, messages, number, tools)
+            own = groups[place][1]
+            start = self._start(text, begin, text[begin : own[0][0]], before, messages, number, tools)
+            end = own[-1][1]
             if messages[number].get("tool_calls"):
                 after = groups[place + 1][1][0][0] if place + 1 < len(groups) else len(text)
-                end += self._end(text[end:after], messages, number, tools)
-                if not all(name in text[start:end] for name in called_names(messages[number])):
-                    raise Reject("the template leaves out tool calls")
+                end = self._end(text, own, after, messages, number, tools)
+                check_calls(text[start:end], messages[number])
             spans.append((start, end))
         return spans
 
-    def _start(self, header: str, before: int | None, messages: list[dict], number: int, tools: list | None) -> int:
-        """How many characters of a turn's header are its generation prompt's; the assistant says the rest itself.
+    def _start(
+        self, text: str, begin: int, header: str, before: int | None, messages: list[dict], number: int, tools
+    ) -> int:
+        """Where the assistant begins to speak: after its generation prompt, if the turn goes on with all of that.
 
-        `header` stands between the part before, of message `before`, and the turn's first part. What follows that part in a
-        rendering that ends in the generation prompt is compared with it, once for each header that occurs.
+        If not (a template may strip the thinking that the prompt opens), after what the prompt shares with every turn.
+        `header` stands between the part before, which ends at `begin` and is of message `before`, and the turn's first part.
         """
         role = messages[number - 1]["role"] if number else None
         key = (header, role, before is not None and number - before, tools is None)
-        if key not in self._offsets:
-            prompt = self._traced(messages[:number], tools, add_generation_prompt=True)
-            _, begin, origin = last_part(prompt)
-            asked = plain(prompt)[begin:]
-            shared = alike(asked, header)
-            if origin != before or shared < min(len(asked), len(header)):
-                raise Reject(CHANGED)
-            return self._remember(key, shared)
-        return self._offsets[key]
+        if key not in self._headers:
+            asked = self._asked(header, before, messages[:number], tools)
+            if len(header) > REMEMBERED:
+                return self._after(text, begin, asked)
+            self._headers[key] = asked
+        return self._after(text, begin, self._headers[key])
 
-    def _end(self, rest: str, messages: list[dict], number: int, tools: list | None) -> int:
-        """How many characters after its last part belong to a turn with tool calls, its end-of-turn token left out.
+    def _after(self, text: str, begin: int, asked: str) -> int:
+        """The end of a prompt that begins somewhere in a text, or of the part of it that every turn has."""
+        for prompt in (asked, asked.removesuffix(self._opened)):
+            if text.startswith(prompt, begin):
+                return begin + len(prompt)
+        raise Reject(CHANGED)
 
-        `rest` reaches to the next message's first part; it is compared with a rendering that ends after this message.
+    def _asked(self, header: str, before: int | None, messages: list[dict], tools: list | None) -> str:
+        """What stands between the part before a turn and the turn where it is still to be written."""
+        if messages:  # else the template may refuse, or leave out the system prompt that it puts before a first turn
+            prompt = self._traced(messages, tools, add_generation_prompt=True)
+            _, end, (owner, _) = last_part(prompt)
+            if owner == before:
+                return plain(prompt)[end:]
+        shared = self._prompt.removesuffix(self._opened)
+        if shared not in header:
+            raise Reject(CHANGED)
+        return header[: header.rindex(shared)] + self._prompt
+
+    @cached_property
+    def _prompt(self) -> str:
+        """The generation prompt: what it adds to a conversation."""
+        asked, with_prompt = (plain(self.render(EXAMPLE[:1], added)) for added in (False, True))
+        return with_prompt[alike(asked, with_prompt) :]
+
+    @cached_property
+    def _opened(self) -> str:
+        """What the generation prompt says that not every turn begins with: an empty thinking block, say."""
+        try:
+            text, prompt = self._traced(EXAMPLE, None), self._traced(EXAMPLE[:1], None, add_generation_prompt=True)
+        except Reject:
+            return ""
+        places = [(start, end) for start, end, (owner, _) in parts_of(text) if owner in (0, 1)]
+        asked, begin = plain(prompt)[last_part(prompt)[1] :], places[0][1]
+        header = plain(text)[begin : places[1][0]] if len(places) > 1 else asked
+        return asked[alike(asked, header) :] if asked.startswith(header) else ""
+
+    def _end(self, text: str, own: list[Part], after: int, messages: list[dict], number: int, tools: list | None) -> int:
+        """Where a turn with tool calls ends, its end-of-turn token left out; the next message's first part is at `after`.
+
+        A rendering that ends with this message tells which of its parts is the turn's last (a template may name a function
+        again in the header of its result) and what follows that. That is looked at once for each way to write a turn.
         """
-        key = (rest, tools is None)
-        if key not in self._offsets:
+        borders = [*[border for start, end, _ in own for border in (start, end)][1:], after]
+        written = tuple(text[end:start] for end, start in zip(borders[::2], borders[1::2], strict=True))
+        known = sum(map(len, written)) <= REMEMBERED and self._endings.get(written)
+        if not known:
             alone = self._traced(messages[: number + 1], tools)
-            _, end, origin = last_part(alone)
-            if origin != number:
+            _, begin, last = last_part(alone)
+            count = next((place for place, part in enumerate(own, start=1) if part[2] == last), 0)
+            if not count:
                 raise Reject("the template leaves out tool calls")
-            said = rest[: alike(plain(alone)[end:], rest)].rstrip()
+            rest = text[own[count - 1][1] : after]
+            said = rest[: alike(plain(alone)[begin:], rest)].rstrip()
             ending = next((token for token in self._specials if said.endswith(token)), "")
-            return self._remember(key, len(said.removesuffix(ending).rstrip()))
-        return self._offsets[key]
-
-    def _remember(self, key: tuple, offset: int) -> int:
-        if len(key[0]) <= REMEMBERED:
-            self._offsets[key] = offset
-        return offset
+            known = self._endings[written] = count, len(said.removesuffix(ending).rstrip())
+        count, length = known
+        return own[count - 1][1] + length
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -208,7 +251,7 @@ class Generation(Extension):
     def spoken(self, caller: Macro) -> str:
         """The block's text, traced to the tags."""
         text = caller()
-        return Traced(text, (*parts_of(text), (0, len(text), GENERATION)))
+        return Traced(text, (*parts_of(text), (0, len(text), (GENERATION, ""))))
 
 
 class TracingGenerator(CodeGenerator):
@@ -239,7 +282,7 @@ def with_reasoning(message: dict) -> dict:
 
 def last_part(text: str) -> Part:
     """The last part of a text that is a message's; where there is none, its beginning."""
-    return next((part for part in reversed(parts_of(text)) if part[2] != GENERATION), (0, 0, None))
+    return next((part for part in reversed(parts_of(text)) if part[2][0] != GENERATION), (0, 0, (None, "")))
 
 
 def alike(one: str, other: str) -> int:
@@ -248,11 +291,13 @@ def alike(one: str, other: str) -> int:
     return next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
 
 
-def called_names(message: dict) -> list[str]:
-    """The names of the functions that a message calls."""
-    calls = message["tool_calls"] if isinstance(message["tool_calls"], list) else []
+def check_calls(said: str, message: dict) -> None:
+    """Refuse a turn that does not name each function as often as its message calls it."""
+    calls = message["tool_calls"] if isinstance(message.get("tool_calls"), list) else []
     functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
-    return [str(function.get("name", "")) for function in functions if isinstance(function, dict)]
+    names = [str(function.get("name", "")) for function in functions if isinstance(function, dict)]
+    if any(said.count(name) < names.count(name) for name in names):
+        raise Reject("the template leaves out tool calls")
 
 
 def is_utf8(text: str) -> bool:
@@ -267,7 +312,7 @@ def is_utf8(text: str) -> bool:
 def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options) -> str:
     """The templates' `tojson`: jinja2's own would escape HTML. What one message says stays traced to it."""
     text, found = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options), origins(value)
-    return traced(text, found.pop()) if len(found) == 1 else text
+    return traced(text, *min(found)) if len({owner for owner, _ in found}) == 1 else text
 
 
 def refuse(message: str):

@@ -7,7 +7,8 @@ operation gives an ordinary string: a part's place is then unknown, never wrong.
 
 from collections.abc import Hashable, Iterable
 
-Part = tuple[int, int, Hashable]  # characters [start, end) come from an origin; plain tuples, since there are so many
+Origin = tuple[Hashable, str]  # who said it, and where in what was said
+Part = tuple[int, int, Origin]  # characters [start, end) come from an origin; plain tuples, since there are so many
 
 
 class Traced(str):
@@ -112,18 +113,18 @@ def between(separator: str, pieces: list[str]) -> str:
     return joined(part for number, piece in enumerate(pieces) for part in ((separator, piece) if number else (piece,)))
 
 
-def traced(value: object, origin: Hashable) -> object:
-    """A JSON value with every string in it traced to one origin; keys stay as they are."""
+def traced(value: object, owner: Hashable, path: str) -> object:
+    """A JSON value with every string in it traced to an owner, each to its own path; keys stay as they are."""
     if isinstance(value, str):
-        return Traced(value, ((0, len(value), origin),))
+        return Traced(value, ((0, len(value), (owner, path)),))
     if isinstance(value, dict):
-        return {key: traced(part, origin) for key, part in value.items()}
+        return {key: traced(part, owner, f"{path}.{key}") for key, part in value.items()}
     if isinstance(value, list):
-        return [traced(part, origin) for part in value]
+        return [traced(part, owner, f"{path}.{place}") for place, part in enumerate(value)]
     return value
 
 
-def origins(value: object) -> set[Hashable]:
+def origins(value: object) -> set[Origin]:
     """Where the strings of a JSON value come from."""
     if isinstance(value, str):
         return {origin for _, _, origin in parts_of(value)}

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_prep.errors import UserError
-from dflash_prep.files import place_directory, resolved, sync_directory
+from dflash_prep.files import Appeared, place_directory, resolved, sync_directory
 
 LOCK = ".lock"
 
@@ -35,22 +35,24 @@ def unfinished(path: Path, worth_keeping: Callable[[Path], bool]) -> Iterator[Pa
             place_directory(draft, path, replace=False)
             with suppress(OSError):
                 (path / LOCK).unlink()
-        except (OSError, KeyboardInterrupt) as fault:
+        except (OSError, KeyboardInterrupt, Appeared) as fault:
             kept = worth_keeping(draft)
             if not kept:
                 remove(draft)
-            reason = "interrupted" if isinstance(fault, KeyboardInterrupt) else f"cannot write: {reason_of(fault)}"
             hint = f"; what is finished is in {draft}, and the same command goes on from there" if kept else ""
-            raise UserError(f"{path}: {reason}{hint}") from fault
+            raise UserError(f"{reason_of(fault, path)}{hint}") from fault
         except BaseException:
             if not worth_keeping(draft):
                 remove(draft)
             raise
 
 
-def reason_of(fault: OSError) -> str:
-    """What the system says; libraries wrap it in words of their own."""
-    return os.strerror(fault.errno) if fault.errno else str(fault)
+def reason_of(fault: BaseException, path: Path) -> str:
+    """Why a run ended: what the system says, which libraries wrap in words of their own."""
+    if isinstance(fault, OSError):
+        reason = os.strerror(fault.errno) if fault.errno else str(fault)
+        return f"{fault.filename2 or path}: cannot write: {reason}"
+    return f"{path}: interrupted" if isinstance(fault, KeyboardInterrupt) else str(fault)
 
 
 def remove(draft: Path) -> None:

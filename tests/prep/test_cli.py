@@ -85,7 +85,7 @@ def test_options_are_the_agreed_ones():
             "--max-length",
             "--min-loss-tokens",
         ),
-        *("--special-text", "--keep-duplicates", "--limit", "--max-reject-share"),
+        *("--too-long", "--special-text", "--keep-duplicates", "--near-dedup", "--limit", "--max-reject-share", "--workers"),
     ]
     assert found["verify"] == ["--data"]
     assert found["inspect"] == [

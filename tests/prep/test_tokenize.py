@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from itertools import islice
@@ -336,7 +337,9 @@ def test_a_store_that_appears_meanwhile_is_left_as_it_is(tiny, tmp_path):
         store.mkdir()
         (store / "store.json").write_text("theirs")
 
-    with pytest.raises(UserError, match="appeared meanwhile"):
+    with pytest.raises(UserError, match=r"appeared meanwhile.*what is finished is in .*store\.partial"):
         tokenize((str(tmp_path / "c.jsonl"),), tiny, store, ALL, appear)
     assert (store / "store.json").read_text() == "theirs"
+    shutil.rmtree(store)
+    assert len(tokenize((str(tmp_path / "c.jsonl"),), tiny, store, ALL).manifest["shards"]) == 1
     assert sorted(os.listdir(tmp_path)) == ["c.jsonl", "store"]

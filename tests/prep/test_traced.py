@@ -39,13 +39,13 @@ OPERATIONS = {
 @given(TEXT, TEXT, st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=6))
 def test_whatever_is_done_the_string_is_what_it_would_be_and_the_parts_are_true(content, other, names):
     """Each character of a part must be the one that its origin has at the place that it came from."""
-    letters = [traced(letter, (content, place)) for place, letter in enumerate(content)]
-    text, expected = joined(["", *letters]) if content else traced("", (content, 0)), content
+    letters = [traced(letter, place, content) for place, letter in enumerate(content)]
+    text, expected = joined(["", *letters]) if content else traced("", 0, content), content
     for name in names:
         text, expected = OPERATIONS[name](text, other), OPERATIONS[name](expected, other)
     assert text == expected
     assert hash(text) == hash(expected)
-    for start, end, (origin, place) in parts_of(text):
+    for start, end, (place, origin) in parts_of(text):
         assert 0 <= start <= end <= len(text)
         assert text[start:end] in (origin[place : place + 1], "")
     assert type(plain(text)) is str
@@ -54,19 +54,19 @@ def test_whatever_is_done_the_string_is_what_it_would_be_and_the_parts_are_true(
 
 @given(st.lists(TEXT, min_size=1, max_size=6))
 def test_a_join_knows_where_each_piece_is(pieces):
-    marked = [traced(piece, number) if number % 2 else piece for number, piece in enumerate(pieces)]
+    marked = [traced(piece, number, "x") if number % 2 else piece for number, piece in enumerate(pieces)]
     text = joined(marked)
     assert text == "".join(pieces)
-    assert [(text[start:end], origin) for start, end, origin in parts_of(text)] == [
+    assert [(text[start:end], owner) for start, end, (owner, _) in parts_of(text)] == [
         (piece, number) for number, piece in enumerate(pieces) if number % 2
     ]
 
 
 def test_only_the_values_of_json_are_traced():
     value = {"a": ["x", 1, None, {"b": "y"}], "c": True}
-    marked = traced(value, 7)
+    marked = traced(value, 7, "said")
     assert marked == value
-    assert origins(marked) == {7}
+    assert origins(marked) == {(7, "said.a.0"), (7, "said.a.3.b")}
     assert origins(value) == origins([1, None]) == set()
     assert not isinstance(next(iter(marked)), Traced)
 
@@ -93,7 +93,7 @@ def test_jinja_keeps_strings_traced_and_renders_the_same(template):
     usual = jinja2.Environment(extensions=["jinja2.ext.do"])
     environment = TracingEnvironment()
     text = "a b\nc "
-    rendered = environment.from_string(template).render(text=traced(text, 5))
+    rendered = environment.from_string(template).render(text=traced(text, 5, "x"))
     assert len(parts_of(rendered)) == TEMPLATES[template]
     assert rendered == environment.from_string(template).render(text=text)
     if "generation" not in template and "tojson" not in template and "__" not in template:
