@@ -5,8 +5,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 WIDE = 120  # columns of what goes to a file or a pipe: no figure is cut
 
@@ -25,6 +26,23 @@ def counter(unit: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(unit, total=None)
         yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def answers() -> Iterator[Callable]:
+    """The progress of `regenerate` on standard error, by its tallies; silent where that is no terminal."""
+    what = TextColumn("{task.description}")
+    columns = TextColumn("records"), BarColumn(), MofNCompleteColumn(), what, TimeElapsedColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(tally) -> None:
+            speed = tally.tokens / tally.seconds if tally.seconds else 0
+            described = f"{tally.failed:,} failed, {speed:,.0f} tokens/s"
+            progress.update(task, total=tally.total, completed=tally.before + tally.done, description=described)
+
+        yield show
 
 
 @contextmanager
@@ -54,7 +72,29 @@ def print_store(path: Path, manifest: dict) -> None:
     if (manifest.get("options") or {}).get("limit") == counts["records"]:
         table.add_row("stopped at --limit", f"{counts['records']:,}")
     output().print(table)
-    for file in manifest.get("lost_files", []):
+    print_lost(manifest.get("lost_files", []))
+
+
+def print_answers(path: Path, report: dict) -> None:
+    """What a regenerated corpus came to, each reason for a failure included."""
+    table = Table(title=f"{path}: answers of {report['model']}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = {"records": report["records"]} | report["counts"]
+    rows |= {f"files of format: {form}": files for form, files in report["formats"].items()}
+    if report["other_files"]:
+        rows["other files, passed over"] = report["other_files"]
+    if report["options"]["limit"] == report["records"]:
+        rows["stopped at --limit"] = report["records"]
+    for name, count in rows.items():
+        table.add_row(Text(name), f"{count:,}")
+    output().print(table)
+    print_lost(report["lost_files"])
+
+
+def print_lost(files: list[str]) -> None:
+    """A warning for each file that could not be read to its end."""
+    for file in files:
         Console(stderr=True).print(f"warning: lost: {file}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
