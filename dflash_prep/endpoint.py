@@ -15,7 +15,7 @@ from dflash_prep.errors import Reject, UserError
 RETRIES = 6
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds; doubled from try to try: 16 to 32 seconds in all
 LONGEST_REQUESTED_DELAY = 600.0  # of what a server asks for by Retry-After
-START_TIMEOUT = 30.0  # seconds in which a server must list its models
+CONNECT_TIMEOUT = START_TIMEOUT = 30.0  # seconds in which a server must be reached, and must list its models
 MOST_BYTES = 1 << 26  # of one answer
 AGAIN = {408, 425, 429}  # and every 5xx: may be answered when asked later
 CLOSED = {401, 403, 404}  # whoever asks, whatever for: the server or the key is wrong, not the record
@@ -55,7 +55,6 @@ class Endpoint:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         self._client = httpx2.Client(
             headers=headers,
-            timeout=httpx2.Timeout(timeout, pool=None),
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=not is_local(parsed.host),  # a proxy named in the environment cannot reach this machine's own servers
         )
@@ -113,8 +112,9 @@ class Endpoint:
 
     def _exchange(self, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, httpx2.Headers, bytes]:
         """One request's status, headers and body, if it all comes in time: httpx2 limits only the pause between bytes."""
-        deadline = time.monotonic() + timeout
-        with self._client.stream(method, self.url + path, content=content, timeout=timeout) as response:
+        deadline, connect = time.monotonic() + timeout, min(timeout, CONNECT_TIMEOUT)
+        limits = httpx2.Timeout(timeout, connect=connect, pool=None)
+        with self._client.stream(method, self.url + path, content=content, timeout=limits) as response:
             data = bytearray()
             for chunk in response.iter_bytes():
                 data += chunk
