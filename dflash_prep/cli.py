@@ -215,16 +215,18 @@ def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, chat_
     "--columns",
     type=Columns(),
     default={},
+    show_default=False,
     metavar="OURS=THEIRS,...",
     help="Such as messages=dialog.  [default: ours]",
 )
 @click.option("--temperature", type=FiniteRange(0, 2), default=0.0, help="Of sampling; 0 takes the likeliest token.")
-@click.option("--max-tokens", type=click.IntRange(1, MOST), default=4096, help="Most tokens of an answer; then it is cut.")
+@click.option("--max-tokens", type=click.IntRange(1, MOST), default=4096, help="Most tokens of an answer, then it is cut.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of sampling, where the temperature is not 0.")
 @click.option(
     "--template-kwargs",
     type=Arguments(),
     default={},
+    show_default=False,
     metavar="JSON",
     help="The chat template's arguments, as 'tokenize' has them.  [default: none]",
 )

@@ -77,9 +77,10 @@ def print_store(path: Path, manifest: dict) -> None:
 
 def print_answers(path: Path, report: dict) -> None:
     """What a regenerated corpus came to, each reason for a failure included."""
-    table = Table(title=f"{path}: answers of {report['model']}", title_justify="left", show_header=False)
+    table = Table(title=str(path), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    table.add_row("model", Text(report["model"]))
     rows = {"records": report["records"]} | report["counts"]
     rows |= {f"files of format: {form}": files for form, files in report["formats"].items()}
     if report["other_files"]:

@@ -8,11 +8,12 @@ import gzip
 import json
 import os
 import queue
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from dflash_prep.journal import Entry, Journal
 from dflash_prep.records import CorpusFile, Record, read_records
 from dflash_prep.tokenize import checksum
 
+DRAFT = "output"  # in the journal's directory; no name that a corpus' file could have
 UNANSWERED = 16  # records in a row without an answer, and at least twice those in flight: the server is gone
 
 
@@ -112,8 +114,12 @@ def beside(output: Path, ending: str) -> Path:
 
 
 def check_free(output: Path) -> None:
-    """Refuse an output that is there: it is finished, or not ours."""
+    """Refuse an output that is there: it is finished, or not ours. What a run killed at its very end left is removed."""
     if os.path.lexists(output):
+        partial = beside(output, "partial")
+        with suppress(OSError):
+            if os.path.samefile(partial / DRAFT, output):
+                shutil.rmtree(partial)
         raise UserError(f"{output}: is there already; remove it or choose another with -o")
 
 
@@ -270,7 +276,7 @@ def write(journal: Journal, total: int, output: Path, max_reject_share: float) -
     counts, reasons = Counter(), Counter()
     rejects, failures = beside(output, "rejects.jsonl.zst"), journal.failures()
     too_many = failures == total or failures > max_reject_share * total
-    draft, draft_rejects = journal.path / "output", journal.path / "rejects"
+    draft, draft_rejects = journal.path / DRAFT, journal.path / "rejects"
     with packed(draft_rejects, ".zst") as bad, packed(draft, output.suffix) as good:
         for entry in journal.entries(total):
             if not entry.kept:

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflash_prep import endpoint
+from dflash_prep.cli import main
+from dflash_prep.journal import Journal
 from dflash_prep.store import Store
 from tests.prep.chat_server import MODEL, completion, reply, serving
 from tests.prep.support import assert_user_error, chat, jsonl, run, unzstd_lines
@@ -59,6 +61,17 @@ def count(result, name: str) -> str | None:
 def names(directory: Path) -> set[str]:
     """What is in a directory."""
     return {path.name for path in directory.iterdir()}
+
+
+def test_options_are_the_agreed_ones():
+    """Other people's scripts call these."""
+    options = {p.opts[-1]: p.default for p in main.commands["regenerate"].params if p.param_type_name == "option"}
+    assert list(options) == [
+        *("--endpoint", "--model", "--output", "--format", "--columns", "--temperature", "--max-tokens", "--seed"),
+        *("--template-kwargs", "--api-key", "--concurrency", "--timeout", "--limit", "--max-reject-share"),
+    ]
+    assert options["--endpoint"] == "http://127.0.0.1:8000/v1"
+    assert (options["--temperature"], options["--max-tokens"], options["--max-reject-share"]) == (0.0, 4096, 0.05)
 
 
 def test_every_answer_is_the_servers_own_in_the_order_of_the_input(here):
@@ -183,6 +196,18 @@ def test_too_many_failures_write_the_rejects_and_a_rerun_asks_for_these_alone(he
     assert contents() == [[f"record {n} turn 0", f"re 1: record {n} turn 0"] for n in range(40)]
 
 
+def test_an_output_in_a_directory_of_the_corpus_is_no_input_of_the_next_try(here):
+    (here / "data").mkdir()
+    corpus(40).rename("data/corpus.jsonl")
+    arguments = ["regenerate", "data", "-o", f"data/{OUT}", "--endpoint"]
+    with serving(too_long) as server:
+        assert_user_error(run(*arguments, server.url), "4 of 40 records failed")
+        assert_user_error(run(*arguments, server.url), "4 of 40 records failed")
+        server.script = reply
+        assert run(*arguments, server.url).exit_code == 0
+    assert len(contents(f"data/{OUT}")) == 40
+
+
 def test_few_failures_are_counted_and_listed(here):
     with serving(too_long) as server:
         result = regenerate(server, corpus(40), "--max-reject-share", "0.1")
@@ -286,6 +311,16 @@ def test_a_finished_output_is_never_touched(here):
         assert_user_error(regenerate(server, corpus(3)), f"{OUT}: is there already")
         assert not server.requests
     assert Path(OUT).read_text() == "precious" and names(here) == {"corpus.jsonl", OUT}
+
+
+def test_what_a_kill_at_the_very_end_leaves_is_removed(here, monkeypatch):
+    path = corpus(3)
+    with serving() as server:
+        monkeypatch.setattr(Journal, "remove", lambda journal: None)
+        assert regenerate(server, path).exit_code == 0
+        assert f"{OUT}.partial" in names(here)
+        assert_user_error(regenerate(server, path), "is there already")
+    assert names(here) == {"corpus.jsonl", OUT}
 
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(here):
