@@ -10,12 +10,13 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import NamedTuple
 
+from dflash_prep.chat import REASONING
 from dflash_prep.endpoint import Answer
 from dflash_prep.errors import Reject
 from dflash_prep.formats import Dialogue
 
 RESULTS = ("tool", "function", "ipython")  # roles in which a tool's result comes back
-SENT = ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id")  # what servers know of a message
+SENT = ("role", "content", "name", "tool_calls", "tool_call_id")  # what servers know of a message
 ANSWERS, TOKENS, CUT = "answers", "answer tokens", "answers cut at --max-tokens"
 KEPT_CALLS, OWN_CALLS = "tool-call turns kept as recorded", "answers that call a tool"
 MERGED, OPENINGS = "assistant turns merged into the one before", "assistant turns before any question, left out"
@@ -89,7 +90,9 @@ def as_sent(messages: list[dict]) -> list[dict]:
     """
     sent, open_calls, number = [], [], 0
     for message in messages:
+        thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
         message = {key: message[key] for key in SENT if key in message}
+        message |= {} if thought is None else {"reasoning_content": thought}
         if isinstance(message.get("tool_calls"), list):
             calls = [sendable(call) for call in message["tool_calls"]]
             for call in calls:

@@ -132,6 +132,20 @@ class Columns(click.ParamType):
         return {ours: theirs for ours, _, theirs in pairs}
 
 
+class Place(click.ParamType):
+    """A record of a corpus: chats.jsonl:17."""
+
+    name = "place"
+
+    def convert(self, value, param, ctx):
+        if isinstance(value, tuple):
+            return value
+        source, sign, line = value.rpartition(":")
+        if not sign or not source:
+            self.fail(f"{value} is no record; give its file and its number there, such as chats.jsonl:17.", param, ctx)
+        return source, click.IntRange(1, 2**63 - 1).convert(line, param, ctx)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="dflash-prep")
 def main() -> None:
@@ -173,32 +187,49 @@ def main() -> None:
 @click.option("--max-length", type=click.IntRange(min=2), default=8192, help="Longer samples are rejected (tokens).")
 @click.option("--min-loss-tokens", type=click.IntRange(min=1), default=1, help="Samples with fewer are rejected.")
 @click.option(
+    "--too-long",
+    type=click.Choice(["drop", "truncate", "split"]),
+    default="drop",
+    help="Samples beyond --max-length are rejected, or cut on the right; split: plain text becomes several samples.",
+)
+@click.option(
     "--special-text",
-    type=click.Choice(["keep", "reject"]),
+    type=click.Choice(["keep", "plain", "reject"]),
     default="keep",
-    help="Text that spells a special token becomes it, as at serving, or its record is rejected.",
+    help="Text that spells a special token becomes it, as at serving; or stays text; or its record is rejected.",
 )
 @click.option("--keep-duplicates", is_flag=True, help="Keep samples that equal an earlier one.  [default: no]")
+@click.option(
+    "--near-dedup",
+    type=FiniteRange(0.1, 1),
+    is_flag=False,
+    flag_value=0.8,
+    metavar="SHARE",
+    help="Of samples that share so much of what they say keep the first; 0.8 where no share is given.  [default: off]",
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More rejects than this: exit 1.")
+@click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one a core]")
 @one_line_errors
-def tokenize(inputs: tuple[str, ...], tokenizer: str | None, output: Path, chat_template: str | None, **options):
+def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | None, workers: int | None, **options):
     """Tokenize a corpus into a token store.
 
     INPUT is a file (.jsonl or .json, also .gz or .zst; .parquet), a directory, a pattern or - for standard input; the
-    shipped sample by default.
+    shipped sample by default. A run that was stopped goes on after its last finished shard when it is started again.
     """
     from dflash_prep import console
-    from dflash_prep.tokenize import Options
+    from dflash_prep.sample_maker import Options
     from dflash_prep.tokenize import tokenize as run
     from dflash_prep.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer, chat_template)
-    with console.counter("records") as progress:
-        manifest, existed = run(inputs or (DEMO,), loaded, output, Options(**options), progress)
-    if existed:
+    with console.tokenizing() as progress:
+        made = run(inputs or (DEMO,), loaded, output, Options(**options), progress, workers)
+    if made.existed:
         click.echo(f"{output} already holds this store")
-    console.print_store(output, manifest)
+    if made.resumed:
+        click.echo(f"went on from record {made.resumed:,}, where an earlier run had stopped")
+    console.print_store(output, made.manifest)
 
 
 @main.command()
@@ -253,7 +284,7 @@ def regenerate(inputs, output, endpoint, model, api_key, concurrency, timeout, m
     from dflash_prep.regenerate import regenerate as run
 
     server = Endpoint(endpoint, api_key, timeout, concurrency)
-    with console.answers() as progress:
+    with console.regenerating() as progress:
         report = run(inputs or (DEMO,), output, server, model, Options(**options), concurrency, max_reject_share, progress)
     console.print_answers(output, report)
 
@@ -386,3 +417,49 @@ def report(plan: Path, data: tuple[Path, ...], output: Path):
     with console.waiting("planning every strategy once, to compare them"):
         write_report(plan, data, output)
     click.echo(f"{output} written")
+
+
+@main.command()
+@click.argument("path", type=PATH, default=STORE)
+@click.option(
+    "--sample",
+    "numbers",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Show this sample's text with the loss on it; may be repeated.  [default: an overview]",
+)
+@click.option("--key", metavar="HEX", help="Show the sample of this key, or of one that begins so.  [default: none]")
+@click.option(
+    "--find", type=Place(), metavar="SOURCE:LINE", help="Show what was made of this record of the corpus.  [default: none]"
+)
+@click.option("--random", type=click.IntRange(min=1), metavar="N", help="Show so many random samples.  [default: none]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the random samples.")
+@click.option("--tokens", is_flag=True, help="Show samples token by token, with number, id and loss.  [default: as text]")
+@click.option("--tokenizer", metavar="DIR|ID", help="Where the store's tokenizer is now.  [default: as the store states]")
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Show a plan's step: what each slot holds; S counts from 0 over the whole run.  [default: none]",
+)
+@click.option(
+    "--epoch", type=click.IntRange(min=0), metavar="E", help="Count S from this epoch's start.  [default: the run's]"
+)
+@click.option(
+    "--data",
+    type=PATH,
+    multiple=True,
+    metavar="STORE",
+    help="A plan's moved store or table of lengths; may be repeated.  [default: as planned]",
+)
+@one_line_errors
+def inspect(path: Path, step: int | None, epoch: int | None, data: tuple[Path, ...], **choice):
+    """Show a store, a plan, or samples decoded back to text with the loss marked.
+
+    PATH is data/tokens by default.
+    """
+    from dflash_prep.inspect import inspect as run
+    from dflash_prep.lookup import Choice
+
+    run(path, Choice(**choice), step, epoch, data)

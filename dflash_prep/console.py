@@ -1,14 +1,21 @@
 """What the commands print: counters while they run, tables when they are done."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+if TYPE_CHECKING:  # the other commands need nothing of it
+    from dflash_prep.regenerate import Tally
+    from dflash_prep.tokenize import Status
+
+CUT = {"truncated": "records cut to --max-length", "split": "records split", "pieces": "samples more by splitting"}
 WIDE = 120  # columns of what goes to a file or a pipe: no figure is cut
 
 
@@ -19,28 +26,35 @@ def output() -> Console:
 
 
 @contextmanager
-def counter(unit: str) -> Iterator[Callable[[int], None]]:
-    """A running count on standard error, for work whose total is unknown; silent where that is no terminal."""
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+def tokenizing() -> Iterator[Callable[["Status"], None]]:
+    """Records, tokens a second and the time left on standard error; silent where that is no terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(unit, total=None)
-        yield lambda count: progress.advance(task, count)
+        task, begin, first = progress.add_task("reading", total=None), time.monotonic(), None
+
+        def show(status: "Status") -> None:
+            nonlocal first
+            first = status if first is None else first  # of a run that is taken up: what was there before is not its speed
+            rate = (status.tokens - first.tokens) / max(time.monotonic() - begin, 1e-9)
+            text = f"{status.records:,} records, {rate:,.0f} tokens/s"
+            progress.update(task, completed=status.read, total=status.total, description=text)
+
+        yield show
 
 
 @contextmanager
-def answers() -> Iterator[Callable]:
-    """The progress of `regenerate` on standard error, by its tallies; silent where that is no terminal."""
-    what = TextColumn("{task.description}")
-    columns = TextColumn("records"), BarColumn(), MofNCompleteColumn(), what, TimeElapsedColumn(), TimeRemainingColumn()
+def regenerating() -> Iterator[Callable[["Tally"], None]]:
+    """Records, failures, tokens a second and the time left on standard error; silent where that is no terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
+        task = progress.add_task("reading", total=None)
 
-        def show(tally) -> None:
-            speed = tally.tokens / tally.seconds if tally.seconds else 0
-            described = f"{tally.failed:,} failed, {speed:,.0f} tokens/s"
-            progress.update(task, total=tally.total, completed=tally.before + tally.done, description=described)
+        def show(tally: "Tally") -> None:
+            rate = tally.tokens / max(tally.seconds, 1e-9)
+            text = f"{tally.failed:,} failed, {rate:,.0f} tokens/s, records"
+            progress.update(task, completed=tally.before + tally.done, total=tally.total, description=text)
 
         yield show
 
@@ -56,15 +70,18 @@ def waiting(what: str) -> Iterator[None]:
 def print_store(path: Path, manifest: dict) -> None:
     """A store's counts, each reason for a reject included."""
     counts = manifest["counts"]
-    table = Table(title=str(path), title_justify="left", show_header=False)
+    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name in ("records", "samples", "tokens", "loss_tokens", "longest"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     for reason, count in counts["rejected"].items():
-        table.add_row(f"rejected: {reason}", f"{count:,}")
+        table.add_row(f"rejected: {escape(reason)}", f"{count:,}")
     for form, files in manifest.get("formats", {}).items():
         table.add_row(f"files of format: {form}", f"{files:,}")
+    for name, what in CUT.items():
+        if counts.get(name):
+            table.add_row(what, f"{counts[name]:,}")
     if manifest.get("special_texts"):
         table.add_row("records that spell a special token", f"{manifest['special_texts']:,}")
     if manifest.get("other_files"):
@@ -77,10 +94,10 @@ def print_store(path: Path, manifest: dict) -> None:
 
 def print_answers(path: Path, report: dict) -> None:
     """What a regenerated corpus came to, each reason for a failure included."""
-    table = Table(title=str(path), title_justify="left", show_header=False)
+    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("model", Text(report["model"]))
+    table.add_row("model", escape(report["model"]))
     rows = {"records": report["records"]} | report["counts"]
     rows |= {f"files of format: {form}": files for form, files in report["formats"].items()}
     if report["other_files"]:
@@ -88,7 +105,7 @@ def print_answers(path: Path, report: dict) -> None:
     if report["options"]["limit"] == report["records"]:
         rows["stopped at --limit"] = report["records"]
     for name, count in rows.items():
-        table.add_row(Text(name), f"{count:,}")
+        table.add_row(escape(name), f"{count:,}")
     output().print(table)
     print_lost(report["lost_files"])
 
@@ -104,7 +121,7 @@ def print_plan(path: Path | None, manifest: dict) -> None:
 
     With a measured cost its hours, too.
     """
-    title = f"{path or 'not written'}: {manifest['strategy']}, {manifest['slots']} slots"
+    title = f"{escape(str(path or 'not written'))}: {manifest['strategy']}, {manifest['slots']} slots"
     table = Table(title=title, title_justify="left")
     headings = "epoch", "steps", "micro-batches", "samples", "real tokens", "padded tokens", "real share", "anchors"
     for heading in headings:
@@ -129,7 +146,7 @@ def print_plan(path: Path | None, manifest: dict) -> None:
             f"{manifest['certificate']['seconds'] / 3600:,.2f} hours on {manifest['slots']} workers like the calibrated one"
         )
     for line in lines:
-        output().print(line, soft_wrap=True, highlight=False)
+        output().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def describe(certificate: dict) -> str:

@@ -1,16 +1,18 @@
 """The bytes of a corpus: lines of JSONL files, plain, gzip or zstd (of one or many frames)."""
 
 import gzip
+import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import zstandard
 
 from dflash_prep.errors import UserError
 
 CHUNK = 1 << 20
+LONGEST = 1 << 26  # bytes of a record: a longer one is not read, so that memory stays bounded
 
 
 class Record(NamedTuple):
@@ -44,10 +46,26 @@ def check_input(path: Path) -> None:
         raise UserError(f"{path}: is not a regular file; write the records to a JSONL file and name that")
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """A file's bytes, decompressed by its suffix."""
+class Counted(io.RawIOBase):
+    """A file that tells how many bytes of it were read."""
+
+    def __init__(self, file: BinaryIO, seen: Callable[[int], None]):
+        self._file, self._seen = file, seen
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        count = self._file.readinto(buffer)
+        self._seen(count)
+        return count
+
+
+def read_chunks(path: Path, seen: Callable[[int], None] = lambda count: None) -> Iterator[bytes]:
+    """A file's bytes, decompressed by its suffix; `seen` is told how many bytes of the file were read."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as raw:
+            file = io.BufferedReader(Counted(raw, seen), CHUNK)
             if path.suffix == ".zst":
                 yield from unzstd(file)
             elif path.suffix == ".gz":
@@ -77,12 +95,17 @@ def unzstd(file) -> Iterator[bytes]:
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines without their \\n; what follows the last \\n is a line too."""
-    pending: list[bytes] = []
+    """Lines without their \\n; what follows the last \\n is a line too.
+
+    Of a line beyond LONGEST bytes only as much is kept as shows that it is too long.
+    """
+    pending, size = [], 0
     for chunk in chunks:
         head, *rest = chunk.split(b"\n")
-        pending.append(head)
+        if size <= LONGEST:
+            pending.append(head)
+        size += len(head)
         for part in rest:
             yield b"".join(pending)
-            pending = [part]
+            pending, size = [part], len(part)
     yield b"".join(pending)

@@ -162,7 +162,7 @@ def read_answer(data: bytes) -> Answer:
         raise Malformed("malformed answer: its message is not text")
     if not (content or thought or calls):
         raise Refused("an empty answer")
-    message = {"role": "assistant", "content": content or ""}
+    message = {"role": "assistant"} | ({"content": content or ""} if content or not calls else {})
     message |= {"reasoning_content": thought} if thought else {}
     message |= {"tool_calls": [checked_call(call) for call in calls]} if calls else {}
     if not is_utf8(message):

@@ -75,22 +75,30 @@ def check_regular(path: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write indented JSON and flush it to the disk."""
-    with path.open("w", encoding="utf-8") as file:
+    """Write indented JSON and flush it to the disk; what is there gives way only to the whole."""
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
+    os.replace(draft, path)
+    sync_file(path.parent)
 
 
 def sync_directory(path: Path) -> None:
     """Flush each file in a directory, and then the directory's own entries."""
     for entry in [*(child for child in path.iterdir() if child.is_file()), path]:
-        handle = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_file(entry)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file, or a directory's entries, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def is_taken(path: Path) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_prep.errors import Reject
 from dflash_prep.jsontext import from_json
-from dflash_prep.records import Record
+from dflash_prep.records import Record, Row
 
 LOOKED_AT = 1000  # records of a file among which one must show its format
 ROLES = {
@@ -156,11 +156,9 @@ def detect(records: Iterable[Record], columns: dict[str, str] | None = None) -> 
 
 def row_of(record: Record, columns: dict[str, str] | None) -> dict:
     """A record's columns under our names."""
-    value = record.data
-    if isinstance(value, Reject):
-        raise value
-    if isinstance(value, bytes):
-        value = from_json(value)
+    if isinstance(record.data, Reject):
+        raise record.data
+    value = record.data.value() if isinstance(record.data, Row) else from_json(record.data)
     if not isinstance(value, dict):
         raise Reject("not a JSON object")
     return renamed(value, columns) if columns else value
@@ -180,20 +178,23 @@ def entries(row: dict, column: str) -> list[dict]:
 
 
 def message(entry: object) -> dict:
-    """A message as templates take it: without nulls (columnar files fill in every key), its content as one string."""
+    """A message as templates take it: without nulls (columnar files fill in every key), its content as one string.
+
+    An assistant's message that calls tools may have no content.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("role"), str) or not entry["role"]:
         raise Reject("a message without a role")
     if isinstance(entry.get("content"), str) and None not in entry.values():
         return entry
     stated = {key: value for key, value in entry.items() if value is not None}
+    if "content" not in stated and entry["role"] == "assistant" and entry.get("tool_calls"):
+        return stated
     return stated | {"content": content(entry)}
 
 
 def content(entry: dict) -> str:
-    """A message's content as servers hand it to a template: parts joined by newlines, none beside tool calls as empty."""
+    """A message's content as servers hand it to a template: parts joined by newlines."""
     value = entry.get("content")
-    if value is None and entry["role"] == "assistant" and entry.get("tool_calls"):
-        return ""
     if isinstance(value, list) and value:
         parts = [part.get("text") if isinstance(part, dict) else part for part in value]
         if all(isinstance(part, str) for part in parts):

@@ -4,19 +4,18 @@ One line an entry, appended in any order and handed to the system at once: a che
 kept, its counts, a tab, and its bytes. A line that a kill left torn, or that fails its checksum, counts as not there.
 """
 
-import fcntl
 import json
-import os
-import shutil
 import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_prep.errors import UserError
 from dflash_prep.files import read_json, write_json
+from dflash_prep.unfinished import LOCK, locked, remove
 
 VERSION = 1
 MISSING = -1
@@ -36,26 +35,23 @@ class Journal:
     def __init__(self, path: Path, origin: dict):
         """Open or begin the journal in the directory `path` for a run that `origin` describes."""
         self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as fault:
-            raise UserError(f"{path}: cannot create this directory: {fault.strerror}") from None
-        self._lock = locked(path)
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(path))
             check_origin(path, {"version": VERSION} | json.loads(json.dumps(origin)))
-            self._file = (path / "journal").open("a+b", buffering=0)
+            self._file = stack.enter_context((path / "journal").open("a+b", buffering=0))
             self._places = array("q")  # of each record's line: twice its offset, and 1 more where it was not kept
             self._end = self._load()
-        except BaseException:
-            self._lock.close()
-            raise
+            self._held = stack.pop_all()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *fault):
-        self._file.close()
-        self._lock.close()
+        self._held.close()
+
+    def begun(self) -> bool:
+        """Whether anything is noted."""
+        return len(self._places) > 0
 
     def kept(self, number: int) -> bool:
         """Whether a record was kept."""
@@ -93,7 +89,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove it all, the lock last."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path)
 
     def _place(self, number: int) -> int:
         return self._places[number] if number < len(self._places) else MISSING
@@ -130,20 +126,6 @@ def read_line(line: bytes) -> tuple[int, Entry] | None:
         return None
 
 
-def locked(path: Path):
-    """The lock of a journal, held until it is closed or the process ends."""
-    lock = (path / "lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        same = os.path.samestat(os.fstat(lock.fileno()), os.stat(path / "lock"))
-    except OSError:  # held, or removed with all the rest by whoever held it
-        same = False
-    if not same:
-        lock.close()
-        raise UserError(f"{path}: another process is at work on this output; wait for it, or choose another with -o")
-    return lock
-
-
 def check_origin(path: Path, origin: dict) -> None:
     """Hold a journal's origin against this run's, and state it where the journal is new."""
     file = path / "origin"
@@ -156,7 +138,6 @@ def check_origin(path: Path, origin: dict) -> None:
                 "to begin anew, or choose another output with -o"
             )
         return
-    if foreign := {entry.name for entry in path.iterdir()} - {"lock", "origin.new"}:
+    if foreign := {entry.name for entry in path.iterdir()} - {LOCK, "origin.new"}:
         raise UserError(f"{path}: is to hold the answers, but has {min(foreign)}; move it away, or choose another with -o")
-    write_json(path / "origin.new", origin)
-    os.replace(path / "origin.new", file)
+    write_json(file, origin)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from dflash_prep.errors import Reject, UserError
 
-LONGEST = 1 << 28  # characters within which an array's element must end: else the array is taken for broken
+LONGEST = 1 << 26  # characters within which an array's element must end: else the array is taken for broken
+FOLLOWING = tuple(" \t\n\r,]")  # a number or a word; 0. may go on as 0.5
 BETWEEN = re.compile(r"[ \t\n\r]*")
 
 
@@ -19,19 +20,20 @@ def unique(pairs: list[tuple[str, object]]) -> dict:
     return value
 
 
-STRICT, LENIENT = json.JSONDecoder(object_pairs_hook=unique), json.JSONDecoder()
+DECODER = json.JSONDecoder()
 
 
-def from_json(data: bytes) -> object:
+def from_json(data: bytes | str) -> object:
     """The value of one JSON text; raises Reject."""
     try:
-        return json.loads(data.removeprefix(codecs.BOM_UTF8), object_pairs_hook=unique)
+        text = data.removeprefix(codecs.BOM_UTF8) if isinstance(data, bytes) else data
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         raise Reject("not JSON") from None
 
 
-def array_items(chunks: Iterator[bytes]) -> Iterator[object]:
-    """The elements of a JSON array of any size, a Reject in the place of one whose keys are not unique.
+def array_items(chunks: Iterator[bytes]) -> Iterator[str]:
+    """The JSON texts of the elements of an array of any size.
 
     Raises UserError where the array breaks: nothing tells where its next element would begin.
     """
@@ -80,25 +82,19 @@ class Window:
         self._place += 1
         return found
 
-    def value(self) -> object:
-        """Consume one value. A number or a word counts only with what follows it, since it might go on."""
+    def value(self) -> str:
+        """Consume one value; its text. A number or a word counts only with what follows it, since it might go on."""
         self.next()
         while True:
             try:
-                value, end = self._decode()
+                end = DECODER.raw_decode(self._text, self._place)[1]
             except (ValueError, RecursionError):
-                value, end = None, len(self._text)
-            if end < len(self._text) or (value is not None and self._text[end - 1] in '}]"'):
-                self._place = end
-                return value
+                end = None
+            if end is not None and (self._text[end - 1] in '}]"' or self._text[end : end + 1] in FOLLOWING):
+                start, self._place = self._place, end
+                return self._text[start:end]
             if len(self._text) - self._place > LONGEST or not self._more():
                 raise UserError("the JSON array is broken or ends early")
-
-    def _decode(self) -> tuple[object, int]:
-        try:
-            return STRICT.raw_decode(self._text, self._place)
-        except Reject as reject:
-            return reject, LENIENT.raw_decode(self._text, self._place)[1]
 
     def end(self) -> None:
         """Nothing may follow."""

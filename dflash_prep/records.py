@@ -5,12 +5,13 @@ What is wrong with a file costs its remaining records and no more: it comes as o
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_prep.corpus import read_chunks, split_lines
+from dflash_prep.corpus import LONGEST, read_chunks, split_lines
 from dflash_prep.errors import Reject, UserError
 from dflash_prep.jsontext import array_items
 
@@ -24,45 +25,103 @@ class CorpusFile(NamedTuple):
     path: Path
 
 
+class Lost(Reject):
+    """Why a file gives no more records."""
+
+
+class Rows:
+    """Rows of a Parquet file as they were read; they become values where they are needed, which may be another process."""
+
+    def __init__(self, batch):
+        self._batch = batch  # pyarrow.RecordBatch
+
+    def __reduce__(self):
+        return Rows, (self._batch,)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes a row, on average."""
+        return self._batch.nbytes // max(len(self._batch), 1)
+
+    @cached_property
+    def values(self) -> list[dict | Reject]:
+        """Each row as a JSON value; a Reject for one that is none."""
+        try:
+            return self._batch.to_pylist()
+        except UnicodeError:
+            return [self._value(number) for number in range(len(self._batch))]
+
+    def _value(self, number: int) -> dict | Reject:
+        try:
+            return self._batch.slice(number, 1).to_pylist()[0]
+        except UnicodeError:
+            return Reject("text that is not UTF-8")
+
+
+class Row(NamedTuple):
+    """One row of a Parquet file."""
+
+    rows: Rows
+    number: int
+
+    def value(self) -> dict:
+        """Its columns; raises Reject."""
+        value = self.rows.values[self.number]
+        if isinstance(value, Reject):
+            raise value
+        return value
+
+
 class Record(NamedTuple):
-    """One record: its file's name, its 1-based number there, and its JSON text, its value, or why there is none."""
+    """One record: its file's name, its 1-based number there, and what it is: JSON text, a row, or why there is none."""
 
     source: str
     line: int
-    data: object
+    data: bytes | str | Row | Reject
 
-    def excerpt(self) -> bytes:
+    def excerpt(self) -> str:
         """The record's beginning, for the list of rejects."""
         if isinstance(self.data, bytes):
-            return self.data[:120]
-        if isinstance(self.data, Reject):
-            return b""
-        return json.dumps(self.data, ensure_ascii=False, default=str)[:120].encode(errors="replace")
+            return self.data[:120].decode(errors="replace")
+        if isinstance(self.data, Row):
+            return json.dumps(self.data.rows.values[self.data.number], ensure_ascii=False, default=str)[:120]
+        return "" if isinstance(self.data, Reject) else self.data[:120]
+
+    def size(self) -> int:
+        """About how many bytes it holds."""
+        return self.data.rows.size if isinstance(self.data, Row) else 0 if isinstance(self.data, Reject) else len(self.data)
 
 
-def read_records(file: CorpusFile, columns: Sequence[str]) -> Iterator[Record]:
-    """Each record of a file that is not blank; of a Parquet file only the named columns."""
+def read_records(
+    file: CorpusFile, columns: Sequence[str], seen: Callable[[int], None] = lambda count: None
+) -> Iterator[Record]:
+    """Each record of a file that is not blank; of a Parquet file only the named columns.
+
+    `seen` is told how many bytes of the file were read since it was last told.
+    """
     line = 0
     try:
-        for line, data in enumerate(read_values(file.path, columns), start=1):
-            if not isinstance(data, bytes) or data.strip():
+        for line, data in enumerate(read_values(file.path, columns, seen), start=1):
+            if isinstance(data, bytes) and len(data) > LONGEST:
+                yield Record(file.name, line, Reject(f"record longer than {LONGEST >> 20} MiB"))
+            elif not isinstance(data, bytes) or data.strip():
                 yield Record(file.name, line, data)
     except UserError as fault:
-        yield Record(file.name, line + 1, Reject(str(fault).removeprefix(f"{file.path}: ")))
+        yield Record(file.name, line + 1, Lost(str(fault).removeprefix(f"{file.path}: ")))
 
 
-def read_values(path: Path, columns: Sequence[str]) -> Iterator[object]:
-    """What a file holds, by its name: bytes of JSON texts, or values."""
+def read_values(path: Path, columns: Sequence[str], seen: Callable[[int], None]) -> Iterator[bytes | str | Row]:
+    """What a file holds, by its name: JSON texts, or rows."""
     kind = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     if kind.endswith(".parquet"):
-        yield from parquet_rows(path, columns)
+        yield from parquet_rows(path, columns, seen)
     elif kind.endswith(".json"):
-        yield from json_values(read_chunks(path))
+        yield from json_values(read_chunks(path, seen))
     else:
-        yield from split_lines(read_chunks(path))
+        yield from split_lines(read_chunks(path, seen))
 
 
-def json_values(chunks: Iterator[bytes]) -> Iterator[object]:
+def json_values(chunks: Iterator[bytes]) -> Iterator[bytes | str]:
     """An array's elements, or lines where there is no array: many a .json file holds those."""
     start = b""
     while len(start) < len(BOM_UTF8) or not start.removeprefix(BOM_UTF8).strip():
@@ -74,18 +133,27 @@ def json_values(chunks: Iterator[bytes]) -> Iterator[object]:
     return array_items(chunks) if is_array else split_lines(chunks)
 
 
-def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[dict]:
+def parquet_rows(path: Path, columns: Sequence[str], seen: Callable[[int], None]) -> Iterator[Row]:
     """The rows of a Parquet file, of its columns those that are asked for, or all names with null if it has none of them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            wanted = [name for name in file.schema_arrow.names if name in columns]
-            if not wanted:
-                yield from (dict.fromkeys(file.schema_arrow.names) for _ in range(file.metadata.num_rows))
-                return
-            for batch in file.iter_batches(ROWS, columns=wanted):
-                yield from batch.to_pylist()
-    except (OSError, pa.ArrowException, UnicodeError) as fault:
+            names = file.schema_arrow.names
+            wanted = [name for name in names if name in columns]
+            share = path.stat().st_size / max(file.metadata.num_rows, 1)
+            batches = (
+                file.iter_batches(ROWS, columns=wanted)
+                if wanted
+                else (
+                    pa.record_batch({name: pa.nulls(min(ROWS, file.metadata.num_rows - at)) for name in names})
+                    for at in range(0, file.metadata.num_rows, ROWS)
+                )
+            )
+            for batch in batches:
+                rows = Rows(batch)
+                seen(round(share * len(batch)))
+                yield from (Row(rows, number) for number in range(len(batch)))
+    except (OSError, pa.ArrowException) as fault:
         raise UserError(f"{path}: no Parquet file, or damaged: {fault}") from None

@@ -24,12 +24,13 @@ import zstandard
 from dflash_prep.answers import COUNTED, TOKENS, regenerated
 from dflash_prep.endpoint import Answer, Endpoint, NoAnswer, Refused
 from dflash_prep.errors import Reject, UserError
-from dflash_prep.files import resolved
-from dflash_prep.formats import COLUMNS, Dialogue, detect, parse
+from dflash_prep.files import resolved, sync_file
+from dflash_prep.formats import Dialogue, detect, parse
 from dflash_prep.inputs import open_corpus
 from dflash_prep.journal import Entry, Journal
-from dflash_prep.records import CorpusFile, Record, read_records
-from dflash_prep.tokenize import checksum
+from dflash_prep.records import CorpusFile, Lost, Record
+from dflash_prep.tokenize import checksum, records_of
+from dflash_prep.unfinished import reason_of
 
 DRAFT = "output"  # in the journal's directory; no name that a corpus' file could have
 UNANSWERED = 16  # records in a row without an answer, and at least twice those in flight: the server is gone
@@ -93,9 +94,15 @@ def regenerate(
             "options": options._asdict(),
         }
         with Journal(beside(output, "partial"), origin) as journal:
-            check_free(output)  # whoever had the journal before may have finished just now
+            if os.path.lexists(output) and not journal.begun():  # whoever had the journal before has finished just now
+                journal.remove()
+                check_free(output)
             lost = ask_all(Asker(endpoint, model, options), formats, journal, total, concurrency, progress)
-            counts = write(journal, total, output, max_reject_share)
+            try:
+                counts = write(journal, total, output, max_reject_share)
+            except OSError as fault:
+                reason = reason_of(fault)
+                raise UserError(f"{output}: cannot write: {reason}; make room and run the same again") from None
             journal.remove()
     return {
         "model": model,
@@ -132,11 +139,6 @@ def served(endpoint: Endpoint, model: str | None) -> str:
     if model is not None and model not in names:
         raise UserError(f"{endpoint.url}: does not serve {model}; it serves {listed}")
     return model or names[0]
-
-
-def records_of(file: CorpusFile, options: Options) -> Iterator[Record]:
-    """A file's records; of a columnar file what any format or `--columns` names."""
-    return read_records(file, {*COLUMNS, *options.columns.values()})
 
 
 def tasks_of(formats: dict[CorpusFile, str | None], options: Options) -> Iterator[Task]:
@@ -204,7 +206,7 @@ def ask_all(asker: Asker, formats: dict, journal: Journal, total: int, concurren
                     in_a_row += 1
                 elif isinstance(outcome, Entry | Refused):  # any other reject never came to the server
                     in_a_row = 0
-                if outcome is task.record.data:
+                if isinstance(outcome, Lost):
                     lost.append(f"{task.record.source} from record {task.record.line} on: {outcome}")
                 entry = outcome if isinstance(outcome, Entry) else rejected(task.record, outcome)
                 journal.add(task.number, entry)
@@ -228,8 +230,7 @@ def ask_all(asker: Asker, formats: dict, journal: Journal, total: int, concurren
 
 def rejected(record: Record, reason: Reject) -> Entry:
     """A record that is not kept, as the list of rejects has it."""
-    excerpt = record.excerpt().decode(errors="replace")
-    row = {"source": record.source, "line": record.line, "reason": str(reason), "excerpt": excerpt}
+    row = {"source": record.source, "line": record.line, "reason": str(reason), "excerpt": record.excerpt()}
     line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
     return Entry(False, Counter({str(reason).split(":")[0]: 1}), line)
 
@@ -327,8 +328,4 @@ def place(draft: Path, output: Path) -> None:
     except OSError:  # a file system without links
         check_free(output)
         os.rename(draft, output)
-    handle = os.open(output.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_file(output.parent)

@@ -21,30 +21,13 @@ from dflash_prep.errors import UserError
 from dflash_prep.files import check_regular, resolved
 from dflash_prep.manifest import BESIDE_SETTINGS, Plan, members
 from dflash_prep.pool import Pool, from_lengths, from_stores
-from dflash_prep.rules import broken, list_of, number, object_of, optional, text, values_of, whole
 from dflash_prep.scheme import PlanOptions
+from dflash_prep.shown import check_plan
 from dflash_prep.verify import open_stores
 
 GENERATOR = "dflash-prep report"  # what the page says it was made by: only such a page is ever replaced
 MOST_LISTED = 24  # epochs or sources: longer lists end in how many more there are
 OWN = "this plan"
-KNOWN = number(-1e300, 1e300)
-COUNTS = "fewest_copies", "most_copies", "most_tokens", "most_anchors", "slots_per_step", "empty_slots"
-SHARES = "real_token_share", "padding_share", "seconds", "gap_to_optimum", "straggler_share", "straggler_share_of_cost"
-CERTIFICATE = {
-    **dict.fromkeys(COUNTS, whole(0)),
-    **dict.fromkeys(SHARES, KNOWN),
-    **dict.fromkeys(("fill", "design_effect", "step_correlation", "jaccard", "jaccard_random"), optional(KNOWN)),
-    "straggler_cost": text(),
-}
-SOURCE = object_of({"samples": whole(0), "weight": KNOWN, "per_epoch": whole(0)})
-SHOWN = {  # beyond what every reader of a plan needs
-    "certificate": object_of(CERTIFICATE),
-    "curve": optional(
-        object_of({"seconds": list_of(KNOWN, least=1), "chosen": KNOWN, "optimum": KNOWN, "padding": list_of(KNOWN, 1)})
-    ),
-    "sources": values_of(SOURCE),
-}
 
 
 @dataclass(frozen=True)
@@ -64,8 +47,7 @@ def write_report(plan_path: Path, data: tuple[Path, ...], output: Path) -> None:
     Raises UserError for a damaged plan, for data that is not the plan's, and for an output that cannot be written.
     """
     plan = Plan(plan_path)
-    if key := broken(plan.manifest, SHOWN):
-        raise UserError(f"{plan_path}: plan.json states no valid {key}; it is damaged, remove it and plan again")
+    check_plan(plan)
     with new_page(check_output(output, plan_path)) as file:
         file.write(page(plan, *find_data(plan, data)).encode(errors="replace"))
 

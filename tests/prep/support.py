@@ -16,8 +16,9 @@ from dflash_prep.cost import CostModel, Price, price
 from dflash_prep.manifest import Plan
 from dflash_prep.plan import write_plan
 from dflash_prep.pool import from_stores
+from dflash_prep.sample import Outcome, Sample
 from dflash_prep.scheme import PlanOptions, settle
-from dflash_prep.store import StoreWriter
+from dflash_prep.store_writer import StoreWriter
 from dflash_prep.stores import Stores
 
 ORIGIN = {"tokenizer": {"name": "made", "fingerprint": "0" * 32}}  # what a store without a corpus says of its making
@@ -75,12 +76,16 @@ def unzstd_lines(path: Path) -> list[dict]:
 def make_store(path: Path, lengths: list[int], shard_bytes: int = 1 << 20) -> Path:
     """Write a store whose samples have the given lengths; all but a sample's first token carry loss."""
     path.mkdir(parents=True)
-    writer = StoreWriter(path, shard_bytes)
+    writer = StoreWriter(path, shard_bytes=shard_bytes)
     for number, length in enumerate(lengths):
-        ids = (np.arange(length) * 7 + number) % 300
-        writer.add(ids.astype(np.uint32), np.array([1, length], np.uint32), "made", number + 1, np.empty(0, np.uint32))
+        add(writer, (np.arange(length) * 7 + number) % 300, [1, length], "made", number + 1)
     writer.finish(ORIGIN)
     return path
+
+
+def add(writer: StoreWriter, ids, spans, source: str, line: int) -> None:
+    """Give one sample to a writer."""
+    writer.take(Outcome(source, line, (Sample.of(np.array(ids, np.int64), np.array(spans, np.int64)),)))
 
 
 def run(*arguments: object) -> Result:

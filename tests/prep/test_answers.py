@@ -112,7 +112,7 @@ def test_requests_have_ids_text_arguments_and_no_other_keys():
         {"role": "user", "content": "?", "weight": 0, "name": "eve"},
         {
             "role": "assistant",
-            "content": "",
+            "reasoning_content": "Hm.",
             "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}, {"name": "g"}],
         },
         {"role": "tool", "content": "1"},
@@ -124,7 +124,7 @@ def test_requests_have_ids_text_arguments_and_no_other_keys():
         {"role": "user", "content": "?", "name": "eve"},
         {
             "role": "assistant",
-            "content": "",
+            "reasoning_content": "Hm.",
             "tool_calls": [
                 {"type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}, "id": "call00001"},
                 {"type": "function", "function": {"name": "g"}, "id": "call00002"},

@@ -88,6 +88,9 @@ def test_options_are_the_agreed_ones():
         *("--special-text", "--keep-duplicates", "--limit", "--max-reject-share"),
     ]
     assert found["verify"] == ["--data"]
+    assert found["inspect"] == [
+        *("--sample", "--key", "--find", "--random", "--seed", "--tokens", "--tokenizer", "--step", "--epoch", "--data"),
+    ]
     assert found["plan-epochs"] == [
         *("--data", "--lengths", "--output", "--epochs", "--strategy", "--bucket-scope", "--buckets", "--boundaries"),
         *("--fixed-shapes", "--align", "--token-budget", "--anchor-density", "--max-anchors", "--block-size"),

@@ -65,7 +65,7 @@ def test_a_missing_record_is_an_error_and_not_left_out(tmp_path):
 
 
 def test_one_process_at_a_time(tmp_path):
-    with Journal(tmp_path / "j", ORIGIN), pytest.raises(UserError, match="another process is at work"):
+    with Journal(tmp_path / "j", ORIGIN), pytest.raises(UserError, match="another process is writing here"):
         Journal(tmp_path / "j", ORIGIN)
     Journal(tmp_path / "j", ORIGIN).__exit__()
 

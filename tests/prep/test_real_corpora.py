@@ -195,3 +195,17 @@ def test_text_that_spells_a_special_token_is_counted_or_rejected(tokenize, tmp_p
     store, _ = tokenize("a.jsonl", "--special-text", "reject", "--max-reject-share", 1)
     assert (len(store), store.manifest["special_texts"]) == (1, 0)
     assert store.manifest["counts"]["rejected"] == {"text that spells a special token": 2}
+
+
+def test_near_duplicates_are_counted_and_name_the_first(tokenize, tmp_path):
+    words = " ".join(f"word{number}" for number in range(200))
+    system = {"role": "system", "content": "the same long words in every system prompt " * 20}
+    rows = [chat("q", f"{words} {tail}") for tail in ("one", "two")] + [[system, *chat(*pair)] for pair in ("ab", "cd")]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(rows))
+    assert len(tokenize("a.jsonl")[0]) == 4
+    store, _ = tokenize("a.jsonl", "--near-dedup")
+    assert store.column("line").tolist() == [1, 3, 4]
+    assert store.manifest["counts"]["rejected"] == {"near-duplicate": 1}
+    (reject,) = unzstd_lines(store.path / "rejects.jsonl.zst")
+    assert reject["reason"] == "near-duplicate: of a.jsonl:1"
+    assert len(tokenize("a.jsonl", "--near-dedup", 1)[0]) == 4

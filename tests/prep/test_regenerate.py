@@ -1,6 +1,7 @@
 """A regenerated corpus: every record once and in order, whatever fails, however it is killed, whoever else is at work."""
 
 import gzip
+import io
 import itertools
 import json
 import random
@@ -281,7 +282,7 @@ def test_tools_calls_and_reasoning_reach_the_output(here, tiny_directory):
     wrapped = [{"type": "function", "function": tools[0]}]
     assert server.requests[0]["tools"] == wrapped
     row = unzstd_lines(here / OUT)[0]
-    assert row["messages"][1] == said | {"content": ""}
+    assert row["messages"][1] == {key: value for key, value in said.items() if value is not None}
     assert (row["tools"], row["finish_reason"]) == (wrapped, "tool_calls")
 
 
@@ -390,7 +391,7 @@ def test_a_server_that_dies_ends_the_run_and_what_is_finished_is_kept(here):
         server.script = reply
         server.requests.clear()
         assert regenerate(server, path, "--concurrency", 5).exit_code == 0
-        assert len(server.requests) == 150
+        assert 150 <= len(server.requests) <= 151  # the stopped run's other request may come after it
     assert contents() == [[f"record {n} turn 0", f"re 1: record {n} turn 0"] for n in range(200)]
 
 
@@ -473,7 +474,7 @@ def test_a_second_process_refuses(here):
         process = subprocess.Popen([*command_line(server), str(path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
         while not server.requests and process.poll() is None:
             time.sleep(0.01)
-        assert_user_error(regenerate(server, path), "another process is at work on this output")
+        assert_user_error(regenerate(server, path), "another process is writing here")
         free.set()
         assert process.wait() == 0
         assert_user_error(regenerate(server, path), "is there already")
@@ -484,24 +485,19 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(here, monkeypatch):
     path = corpus(20)
     write, room = Path.open, [1500]
 
-    class Full:
+    class Full(io.FileIO):
         """A file on a disk with little room."""
-
-        def __init__(self, file):
-            self.file = file
 
         def write(self, data):
             if room[0] <= 0:
                 raise OSError(28, "No space left on device")
             room[0] -= len(data)
-            return self.file.write(data[: max(1, len(data) + min(room[0], 0))])
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
+            return super().write(data[: max(1, len(data) + min(room[0], 0))])
 
     def limited(self, mode="r", *arguments, **options):
-        file = write(self, mode, *arguments, **options)
-        return Full(file) if self.name == "journal" and "a" in mode else file
+        if self.name == "journal" and "a" in mode:
+            return Full(self, "a+")
+        return write(self, mode, *arguments, **options)
 
     with serving() as server:
         monkeypatch.setattr(Path, "open", limited)
@@ -512,6 +508,24 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(here, monkeypatch):
         assert regenerate(server, path).exit_code == 0
         assert 0 < len(server.requests) == 20 - finished < 20
     assert len(contents()) == 20
+
+
+def test_a_disk_that_is_full_at_the_very_end_is_one_line_and_nothing_is_asked_again(here, monkeypatch):
+    path = corpus(20)
+
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    with serving() as server:
+        monkeypatch.setattr("dflash_prep.regenerate.zstandard.ZstdCompressor", full)
+        assert_user_error(
+            regenerate(server, path), "cannot write: No space left on device; make room and run the same again"
+        )
+        monkeypatch.undo()
+        monkeypatch.chdir(here)
+        assert names(here) == {"corpus.jsonl", f"{OUT}.partial"}
+        assert regenerate(server, path).exit_code == 0
+    assert len(server.requests) == len(contents()) == 20
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no peak of memory to read")

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_prep.errors import UserError
+from dflash_prep.errors import Reject, UserError
 from dflash_prep.files import file_digest
-from dflash_prep.store import Store, StoreWriter
-from tests.prep.support import ORIGIN, unzstd_lines
+from dflash_prep.sample import Outcome
+from dflash_prep.store import Store
+from dflash_prep.store_writer import StoreWriter
+from tests.prep.support import ORIGIN, add, unzstd_lines
 
 SPECIAL = np.array([0, 2**32 - 1], np.uint32)
 SAMPLES = st.lists(
@@ -32,10 +34,9 @@ SAMPLES = st.lists(
 def write(path: Path, samples, shard_bytes: int) -> dict:
     """Write a store of (ids, steps between span borders)."""
     path.mkdir()
-    writer = StoreWriter(path, shard_bytes)
+    writer = StoreWriter(path, SPECIAL, shard_bytes=shard_bytes)
     for number, (ids, steps) in enumerate(samples):
-        spans = np.cumsum(steps, dtype=np.int64).astype(np.uint32)
-        writer.add(np.array(ids, np.uint32), spans, f"file-{number % 2}", number + 1, SPECIAL)
+        add(writer, ids, np.cumsum(steps, dtype=np.int64), f"file-{number % 2}", number + 1)
     return writer.finish(ORIGIN)
 
 
@@ -166,10 +167,10 @@ def test_rejects_are_counted_by_reason_and_listed(tmp_path):
     path = tmp_path / "store"
     path.mkdir()
     writer = StoreWriter(path)
-    writer.add(np.array([1, 2], np.uint32), np.array([0, 2], np.uint32), "a", 1, SPECIAL)
-    writer.reject("a", 2, "template error: first", b"x" * 500)
-    writer.reject("b", 9, "template error: second", b"\xff\x00")
-    writer.reject("b", 10, "not JSON", "\u2028".encode())
+    add(writer, [1, 2], [0, 2], "a", 1)
+    writer.take(Outcome("a", 2, (Reject("template error: first"),), "x" * 100))
+    writer.take(Outcome("b", 9, (Reject("template error: second"),), "\ufffd\x00"))
+    writer.take(Outcome("b", 10, (Reject("not JSON"),), "\u2028"))
     counts = writer.finish(ORIGIN)["counts"]
     assert counts["rejected"] == {"not JSON": 1, "template error": 2}
     assert (counts["records"], counts["samples"]) == (4, 1)
@@ -179,8 +180,7 @@ def test_rejects_are_counted_by_reason_and_listed(tmp_path):
         ("b", 9, "template error: second"),
         ("b", 10, "not JSON"),
     ]
-    assert len(lines[0]["excerpt"]) < 500
-    assert lines[1]["excerpt"] == "\ufffd\x00"
+    assert [line["excerpt"] for line in lines] == ["x" * 100, "\ufffd\x00", "\u2028"]
 
 
 @pytest.mark.parametrize("fault", ["nothing", "no manifest", "damaged", "a list", "another version", "shard gone", "short"])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from dflash_prep.corpus import read_records
 from dflash_prep.errors import UserError
+from dflash_prep.sample_maker import Options
 from dflash_prep.store import Store
-from dflash_prep.tokenize import Options, tokenize
+from dflash_prep.tokenize import tokenize
 from dflash_prep.tokenizer import ChatTokenizer, load_tokenizer
 from tests.prep.support import END, chat, jsonl, run, unzstd_lines
 
@@ -283,7 +284,7 @@ def test_a_truncated_file_gives_what_is_before_the_damage_and_says_so(tiny, tmp_
     packed = zstandard.compress(data) if name.endswith("zst") else gzip.compress(data)
     (tmp_path / "b.jsonl").write_bytes(jsonl([chat("next", "file")]))
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    manifest, _ = tokenize((str(tmp_path / name), str(tmp_path / "b.jsonl")), tiny, tmp_path / "store", ALL)
+    manifest = tokenize((str(tmp_path / name), str(tmp_path / "b.jsonl")), tiny, tmp_path / "store", ALL).manifest
     assert manifest["counts"]["rejected"] == {"damaged or truncated compressed file": 1}
     assert 1 < len(Store(tmp_path / "store")) < 9_000
     assert Store(tmp_path / "store").index["line"].to_pylist()[-1] == 1, "the next file is read"
@@ -293,7 +294,7 @@ def test_a_truncated_file_gives_what_is_before_the_damage_and_says_so(tiny, tmp_
 
 
 def test_a_fault_halfway_leaves_nothing(tiny, tmp_path):
-    def full(records: int) -> None:
+    def full(status) -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "c.jsonl").write_bytes(jsonl([chat("a", "b")]))
@@ -331,7 +332,7 @@ def test_a_store_that_appears_meanwhile_is_left_as_it_is(tiny, tmp_path):
     (tmp_path / "c.jsonl").write_bytes(jsonl([chat("a", "b")]))
     store = tmp_path / "store"
 
-    def appear(records: int) -> None:
+    def appear(status) -> None:
         store.mkdir()
         (store / "store.json").write_text("theirs")
 

@@ -29,10 +29,11 @@ from dflash_prep.manifest import (
 from dflash_prep.plan import write_plan
 from dflash_prep.pool import from_lengths, from_stores
 from dflash_prep.scheme import PlanOptions, settle
-from dflash_prep.store import Store, StoreWriter
+from dflash_prep.store import Store
+from dflash_prep.store_writer import StoreWriter
 from dflash_prep.stores import Stores
 from dflash_prep.verify import open_stores, verify
-from tests.prep.support import ORIGIN, assert_user_error, make_store, run
+from tests.prep.support import ORIGIN, add, assert_user_error, make_store, run
 
 LENGTHS = [3 + 37 * i % 88 for i in range(60)]
 CODE = [4 + 53 * i % 80 for i in range(41)]
@@ -86,8 +87,7 @@ def make_source(path: Path, lengths: Sequence[int], source: str) -> Path:
     path.mkdir()
     writer = StoreWriter(path)
     for number, length in enumerate(lengths):
-        ids, spans = np.arange(number, number + length, dtype=np.uint32), np.array([1, length], np.uint32)
-        writer.add(ids, spans, source, number + 1, np.empty(0, np.uint32))
+        add(writer, np.arange(number, number + length), [1, length], source, number + 1)
     writer.finish(ORIGIN)
     return path
 

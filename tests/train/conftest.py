@@ -10,8 +10,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dflash_prep.manifest import Plan
+from dflash_prep.sample_maker import Options
 from dflash_prep.store import Store
-from dflash_prep.tokenize import Options, tokenize
+from dflash_prep.tokenize import tokenize
 from dflash_prep.tokenizer import load_tokenizer
 from tests.prep.support import make_plan as write_and_open
 
