@@ -21,7 +21,8 @@ SERVER = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.model_alias, params.n_ctx, params.n_parallel = sys.argv[1], {"smollm2"}, 1024, 1
-params.cpuparams.n_threads, params.cache_prompt = 2, False  # what was cached would change the last bits
+params.cpuparams.n_threads = 1  # several would wait for one another where others use the processor
+params.cache_prompt = False  # what was cached would change the last bits
 server = xllamacpp.Server(params)
 print("listens", server.listening_address, flush=True)
 sys.stdin.read()

@@ -437,6 +437,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(here, seed):
                 assert process.returncode == 0, errors
                 break
             kills += 1
+            if Path(OUT).exists():  # killed after all was done
+                assert_user_error(regenerate(server, path), "is there already")
+                break
             if (journal := here / f"{OUT}.partial" / "journal").exists():
                 with journal.open("ab") as file:  # a line that the kill left torn
                     file.write(b'deadbeef [3,true,{"answ'[: moments.randrange(20)])
