@@ -16,6 +16,7 @@ from dflash_prep.errors import UserError
 
 DEMO = "data/demo.jsonl.zst"
 STORE, PLAN = Path("data/tokens"), Path("data/manifests")
+ANSWERED = Path("data/regenerated.jsonl.zst")
 PATH = click.Path(path_type=Path)
 MOST_COPIES = 1000
 MOST = 2**31  # tokens or anchors: their sums then fit a plan's uint32 columns
@@ -229,6 +230,63 @@ def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | N
     if made.resumed:
         click.echo(f"went on from record {made.resumed:,}, where an earlier run had stopped")
     console.print_store(output, made.manifest)
+
+
+@main.command()
+@click.argument("inputs", nargs=-1, metavar="[INPUT]...")
+@click.option("--endpoint", default="http://127.0.0.1:8000/v1", metavar="URL", help="An OpenAI-compatible server.")
+@click.option("--model", metavar="NAME", help="The target, as the server names it.  [default: the only one it serves]")
+@click.option("-o", "--output", type=PATH, default=ANSWERED, help="The new corpus, compressed if it ends in .zst or .gz.")
+@click.option(
+    "--format",
+    type=click.Choice(["messages", "sharegpt", "instruction", "prompt"]),
+    help="What every file holds.  [default: detected file by file]",
+)
+@click.option(
+    "--columns",
+    type=Columns(),
+    default={},
+    show_default=False,
+    metavar="OURS=THEIRS,...",
+    help="Such as messages=dialog.  [default: ours]",
+)
+@click.option("--temperature", type=FiniteRange(0, 2), default=0.0, help="Of sampling; 0 takes the likeliest token.")
+@click.option("--max-tokens", type=click.IntRange(1, MOST), default=4096, help="Most tokens of an answer, then it is cut.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of sampling, where the temperature is not 0.")
+@click.option(
+    "--template-kwargs",
+    type=Arguments(),
+    default={},
+    show_default=False,
+    metavar="JSON",
+    help="The chat template's arguments, as 'tokenize' has them.  [default: none]",
+)
+@click.option("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="The server's key.  [default: $OPENAI_API_KEY]")
+@click.option("--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", help="Most requests in flight.")
+@click.option("--timeout", type=FiniteRange(0.001, 86_400), default=600.0, help="Seconds for an answer; then asked again.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
+@click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More failures than this: exit 1.")
+@one_line_errors
+def regenerate(inputs, output, endpoint, model, api_key, concurrency, timeout, max_reject_share, **options):
+    """Replace every answer of a chat corpus by the target's own, asked of a server such as vLLM, SGLang or llama-server.
+
+    INPUT is as for 'tokenize', which takes the output; the shipped sample by default. Run the same again after a stop: only
+    what is missing is asked for.
+
+    Each answer is asked for with the new ones before it. A missing last answer is added. Assistant turns in a row become
+    one; those before any question are left out. An assistant turn that a tool's result follows stays as recorded. A
+    conversation ends early where the target calls a tool itself or its answer is cut at --max-tokens: the cut answer is
+    kept (finish_reason "length"). All of this is counted.
+    """
+    from dflash_prep import console
+    from dflash_prep.endpoint import Endpoint
+    from dflash_prep.regenerate import Options
+    from dflash_prep.regenerate import regenerate as run
+
+    server = Endpoint(endpoint, api_key, timeout, concurrency)
+    with console.regenerating() as progress:
+        report = run(inputs or (DEMO,), output, server, model, Options(**options), concurrency, max_reject_share, progress)
+    console.print_answers(output, report)
 
 
 @main.command("plan-epochs")

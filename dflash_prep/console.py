@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:  # the other commands need nothing of it
+    from dflash_prep.regenerate import Tally
     from dflash_prep.tokenize import Status
 
 CUT = {"truncated": "records cut to --max-length", "split": "records split", "pieces": "samples more by splitting"}
@@ -38,6 +39,22 @@ def tokenizing() -> Iterator[Callable[["Status"], None]]:
             rate = (status.tokens - first.tokens) / max(time.monotonic() - begin, 1e-9)
             text = f"{status.records:,} records, {rate:,.0f} tokens/s"
             progress.update(task, completed=status.read, total=status.total, description=text)
+
+        yield show
+
+
+@contextmanager
+def regenerating() -> Iterator[Callable[["Tally"], None]]:
+    """Records, failures, tokens a second and the time left on standard error; silent where that is no terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+
+        def show(tally: "Tally") -> None:
+            rate = tally.tokens / max(tally.seconds, 1e-9)
+            text = f"{tally.failed:,} failed, {rate:,.0f} tokens/s, records"
+            progress.update(task, completed=tally.before + tally.done, total=tally.total, description=text)
 
         yield show
 
@@ -72,7 +89,30 @@ def print_store(path: Path, manifest: dict) -> None:
     if (manifest.get("options") or {}).get("limit") == counts["records"]:
         table.add_row("stopped at --limit", f"{counts['records']:,}")
     output().print(table)
-    for file in manifest.get("lost_files", []):
+    print_lost(manifest.get("lost_files", []))
+
+
+def print_answers(path: Path, report: dict) -> None:
+    """What a regenerated corpus came to, each reason for a failure included."""
+    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("model", escape(report["model"]))
+    rows = {"records": report["records"]} | report["counts"]
+    rows |= {f"files of format: {form}": files for form, files in report["formats"].items()}
+    if report["other_files"]:
+        rows["other files, passed over"] = report["other_files"]
+    if report["options"]["limit"] == report["records"]:
+        rows["stopped at --limit"] = report["records"]
+    for name, count in rows.items():
+        table.add_row(escape(name), f"{count:,}")
+    output().print(table)
+    print_lost(report["lost_files"])
+
+
+def print_lost(files: list[str]) -> None:
+    """A warning for each file that could not be read to its end."""
+    for file in files:
         Console(stderr=True).print(f"warning: lost: {file}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
