@@ -15,7 +15,7 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflash_prep.errors import Reject, UserError
@@ -26,6 +26,7 @@ GENERATION = "generation"  # owns what stands between generation tags; a message
 REASONING = ("reasoning_content", "thinking", "reasoning")  # a message's reasoning, by the names that corpora give it
 SPOKEN = ("content", "tool_calls", *REASONING)
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt")  # names that no further argument of a template may have
+DICT_NAMES, LOOP_NAMES = frozenset(dir(dict)), frozenset({"first", "last", "index", "index0", "length"})
 REMEMBERED = 200  # characters: what a template writes between two messages is seldom longer
 EXAMPLE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
 CHANGED = "the template changes an assistant turn, so its place in the text is unknown"
@@ -117,10 +118,11 @@ class ChatTemplate:
 
     def _traced(self, messages: list[dict], tools: list | None, add_generation_prompt: bool = False) -> str:
         """The text of a conversation in which each message's parts are known by its number."""
-        marked = [
-            message | {key: traced(message[key], number, key) for key in SPOKEN if key in message}
-            for number, message in enumerate(messages)
-        ]
+        marked = [dict(message) for message in messages]
+        for number, message in enumerate(marked):
+            for key in SPOKEN:
+                if key in message:
+                    message[key] = traced(message[key], number, key)
         return self.render(marked, add_generation_prompt, tools)
 
     def _turns(
@@ -235,6 +237,14 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         self.concat = joined
         self.code_generator_class = TracingGenerator
 
+    def getattr(self, obj: object, attribute: str) -> object:
+        """The same as in any sandbox; what templates ask for most is known to be safe, and asking is half of rendering."""
+        if type(obj) is dict and attribute not in DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in LOOP_NAMES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
 
 class Generation(Extension):
     """The block {% generation %} that transformers adds to jinja2 around what the assistant says."""
@@ -276,6 +286,8 @@ def compiled(template: str, name: str) -> Template:
 
 def with_reasoning(message: dict) -> dict:
     """A message whose reasoning has the names that templates ask for, as transformers gives them."""
+    if "reasoning_content" not in message and "thinking" not in message and "reasoning" not in message:
+        return message
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning} | message | {"reasoning_content": reasoning}
 

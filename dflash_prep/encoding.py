@@ -1,6 +1,7 @@
 """Tokens and the characters they stand for: where the loss lies, found by offsets in the one text that was encoded."""
 
 import re
+from array import array
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,7 +28,7 @@ class Encoded(NamedTuple):
     @classmethod
     def of(cls, encoding) -> "Encoded":
         """What `tokenizers` returned."""
-        return cls(np.array(encoding.ids, np.uint32), encoding)
+        return cls(np.frombuffer(array("I", encoding.ids), np.uint32), encoding)
 
     def first_from(self, position: int) -> int:
         """The first token that starts at a character or after it."""

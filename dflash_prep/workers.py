@@ -1,5 +1,6 @@
 """Work on all cores with results in order: as many processes as asked for, or none but this one."""
 
+import gc
 import os
 import signal
 import threading
@@ -65,6 +66,8 @@ def begin(make: Callable[[], Callable]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow_parent, daemon=True).start()
     _work = make()
+    gc.freeze()  # what the work is done with stays: only what it makes is to be looked through
+    gc.set_threshold(20_000)
 
 
 def follow_parent() -> None:
