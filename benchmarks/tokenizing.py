@@ -138,7 +138,7 @@ def watched(command: list[str]) -> dict:
 
     def look() -> None:
         nonlocal most
-        while not done.wait(0.25):
+        while not done.wait(1):
             most = max(most, held(tree(child.pid)))
 
     threading.Thread(target=look, daemon=True).start()

@@ -56,12 +56,21 @@ def find_files(name: str) -> tuple[list[Path], int]:
         check_input(path)
         return [path], 0
     inside = sorted(entry for entry in path.rglob("*") if not entry.is_dir())
-    found = [entry for entry in inside if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+    found = [
+        entry for entry in inside if entry.name.lower().endswith(ENDINGS) and entry.is_file() and not is_ours(path, entry)
+    ]
     for entry in found:
         check_utf8(str(entry))
     if not found:
         raise UserError(f"{name}: is a directory with no corpus among its {len(inside)} files ({', '.join(ENDINGS)})")
     return found, len(inside) - len(found)
+
+
+def is_ours(folder: Path, file: Path) -> bool:
+    """Whether a file in a folder is what our own commands wrote beside or into a store or a plan: no part of a corpus."""
+    unfinished = any(part.endswith(".partial") for part in file.relative_to(folder).parts[:-1])
+    inside = any((file.parent / manifest).exists() for manifest in ("store.json", "plan.json"))
+    return unfinished or inside or file.name.endswith(".rejects.jsonl.zst")
 
 
 @contextmanager

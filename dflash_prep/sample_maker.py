@@ -147,7 +147,7 @@ class SampleMaker:
         first, last = affixes(self._tokenizer)
         ids, start = [first], 0
         while start < len(text):
-            end = text.rfind("\n", start, start + SEGMENT) + 1 or start + SEGMENT
+            end = line_end(text, start, start + SEGMENT)
             ids.append(np.array(self._tokenizer.encoder.encode(text[start:end], add_special_tokens=False).ids, np.uint32))
             start = end
         return Encoded(np.concatenate([*ids, last]), None)
@@ -204,6 +204,16 @@ class SampleMaker:
         if loss < self._options.min_loss_tokens:
             return Reject(f"fewer loss tokens than --min-loss-tokens: {loss}")
         return Sample.of(ids, spans)
+
+
+def line_end(text: str, start: int, end: int) -> int:
+    """The last place in (start, end] where a line begins and not with a space: no token crosses it. Or `end`."""
+    found = min(end, len(text))
+    while found < len(text) and (text[found - 1] != "\n" or text[found].isspace()):
+        found = text.rfind("\n", start, found - 1) + 1
+        if found <= start:
+            return end
+    return found
 
 
 def sketch_of(said: Dialogue | Text | Tokens | Reject) -> bytes:

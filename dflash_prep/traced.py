@@ -11,25 +11,29 @@ Origin = tuple[Hashable, str]  # who said it, and where in what was said
 Part = tuple[int, int, Origin]  # characters [start, end) come from an origin; plain tuples, since there are so many
 
 
+concat = str.__add__
+
+
 class Traced(str):
     """A string and its parts in the order in which they were put together; private, since templates can read attributes."""
 
     __slots__ = ("_parts",)
 
     def __new__(cls, text: str, parts: tuple[Part, ...]):
-        made = str.__new__(cls, text)
-        made._parts = parts
-        return made
+        return made(text, parts)
 
     def __str__(self) -> str:
         return self
 
     def __add__(self, other: object) -> str:
         if type(other) is str:  # as nearly always: nothing moves
-            return Traced(str.__add__(self, other), self._parts)
+            return made(concat(self, other), self._parts)
         return joined((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: object) -> str:
+        if type(other) is str and len(self._parts) == 1:
+            ((start, end, origin),), by = self._parts, len(other)
+            return made(concat(other, self), ((start + by, end + by, origin),))
         return joined((other, self)) if isinstance(other, str) else NotImplemented
 
     def __getitem__(self, key: object) -> str:
@@ -37,7 +41,7 @@ class Traced(str):
         if not isinstance(key, slice):
             return text
         start, end, step = key.indices(len(self))
-        return Traced(text, self._between(start, max(start, end))) if step == 1 else text
+        return made(text, self._between(start, max(start, end))) if step == 1 else text
 
     def _between(self, start: int, end: int) -> tuple[Part, ...]:
         """The parts of a slice. An empty part stays, and so does one of which an empty slice is all that is left."""
@@ -86,6 +90,13 @@ class Traced(str):
         return self if old not in self else between(new, self.split(old, count)) if old else super().replace(old, new, count)
 
 
+def made(text: str, parts: tuple[Part, ...], new=str.__new__) -> Traced:
+    """A traced string; a plain function, since so many are made."""
+    string = new(Traced, text)
+    string._parts = parts
+    return string
+
+
 def parts_of(text: str) -> tuple[Part, ...]:
     """The known parts of a string."""
     return text._parts if isinstance(text, Traced) else ()
@@ -105,7 +116,7 @@ def joined(pieces: Iterable[str]) -> str:
             for start, end, origin in piece._parts:
                 parts.append((start + position, end + position, origin))
         position += len(piece)
-    return Traced(text, tuple(parts)) if parts else text
+    return made(text, tuple(parts)) if parts else text
 
 
 def between(separator: str, pieces: list[str]) -> str:
@@ -116,7 +127,7 @@ def between(separator: str, pieces: list[str]) -> str:
 def traced(value: object, owner: Hashable, path: str) -> object:
     """A JSON value with every string in it traced to an owner, each to its own path; keys stay as they are."""
     if isinstance(value, str):
-        return Traced(value, ((0, len(value), (owner, path)),))
+        return made(value, ((0, len(value), (owner, path)),))
     if isinstance(value, dict):
         return {key: traced(part, owner, f"{path}.{key}") for key, part in value.items()}
     if isinstance(value, list):

@@ -13,6 +13,7 @@ import zstandard
 from dflash_prep.errors import UserError
 from dflash_prep.inputs import open_corpus
 from dflash_prep.records import read_records
+from tests.prep.support import make_store
 
 
 def found(*names: object) -> tuple[list[str], int]:
@@ -59,6 +60,17 @@ def test_patterns(folder):
 def test_a_name_that_looks_like_a_pattern_but_is_there(tmp_path):
     (tmp_path / "a[1].jsonl").write_bytes(b"")
     assert found(tmp_path / "a[1].jsonl") == ([str(tmp_path / "a[1].jsonl")], 0)
+
+
+def test_what_our_own_commands_wrote_is_no_part_of_a_corpus(tmp_path):
+    make_store(tmp_path / "store", [5, 6])
+    names = ["a.jsonl", "store.rejects.jsonl.zst", "other.partial/parts/rejects-00000.jsonl.zst", "plan/epoch-000.parquet"]
+    for name in [*names, "plan/plan.json"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    files, others = found(tmp_path)
+    assert files == [str(tmp_path / "a.jsonl")]
+    assert others == 4 + len(list((tmp_path / "store").iterdir()))
 
 
 def test_a_file_named_by_itself_may_be_called_anything(folder):
