@@ -101,8 +101,7 @@ def regenerate(
             try:
                 counts = write(journal, total, output, max_reject_share)
             except OSError as fault:
-                reason = reason_of(fault)
-                raise UserError(f"{output}: cannot write: {reason}; make room and run the same again") from None
+                raise UserError(f"{reason_of(fault, output)}; make room and run the same again") from None
             journal.remove()
     return {
         "model": model,

@@ -78,15 +78,24 @@ class Store:
     @cached_property
     def index(self) -> pa.Table:
         """`index.parquet`, a row a sample in store order."""
-        path = self.path / "index.parquet"
-        self._check_file(path.name, self.manifest["index_checksum"])
+        return self._read_index(None)
+
+    def _read_index(self, columns: list[str] | None) -> pa.Table:
+        """The index, or some of its columns; None: all."""
+        path = self._sound_index
         try:
-            index = pq.read_table(path, schema=INDEX_SCHEMA)
+            index = pq.read_table(path, schema=INDEX_SCHEMA, columns=columns)
         except (OSError, pa.ArrowException) as fault:
             raise damaged(path, f"cannot read the index ({fault})") from None
         if len(index) != len(self):
             raise damaged(path, f"has {len(index)} rows, store.json states {len(self)} samples")
         return index
+
+    @cached_property
+    def _sound_index(self) -> Path:
+        """The index' file, whose checksum holds."""
+        self._check_file("index.parquet", self.manifest["index_checksum"])
+        return self.path / "index.parquet"
 
     def check_files(self) -> None:
         """Prove the checksum of every file."""
@@ -102,8 +111,9 @@ class Store:
             raise damaged(path, "its checksum differs from store.json")
 
     def column(self, name: str) -> np.ndarray:
-        """A numeric column of the index as int64, shape [samples]."""
-        return self.index[name].to_numpy().astype(np.int64)
+        """A numeric column of the index as int64, shape [samples]; the others are not read for it."""
+        table = self.index if "index" in self.__dict__ else self._read_index([name])
+        return table[name].to_numpy().astype(np.int64)
 
     @cached_property
     def _place(self) -> tuple[np.ndarray, np.ndarray]:
