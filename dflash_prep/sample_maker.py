@@ -40,6 +40,7 @@ class Options(NamedTuple):
     template_kwargs: dict[str, object] = {}  # noqa: RUF012 - arguments of the chat template; never changed
     special_text: str = "keep"  # what becomes of text that spells a special token: or plain, or its record is rejected
     limit: int | None = None  # records that are read
+    shuffle_input: int | None = None  # the seed of the order in which records are taken; None: as they stand
 
 
 Item = Conversation | Text | Tokens | Reject

@@ -15,6 +15,7 @@ from dflash_prep.formats import COLUMNS, detect
 from dflash_prep.inputs import Corpus, open_corpus
 from dflash_prep.records import CorpusFile, Record, read_records
 from dflash_prep.sample_maker import Options, SampleMaker
+from dflash_prep.shuffle import shuffled
 from dflash_prep.store import VERSION, Store
 from dflash_prep.store_writer import DUPLICATE, NEAR_DUPLICATE, PARTS, PROGRESS, SHARD_BYTES, StoreWriter
 from dflash_prep.tokenizer import ChatTokenizer
@@ -82,6 +83,8 @@ def tokenize(
             read, total = Counter(), sum(size(file) for file in corpus.files)
             seen = lambda count: read.update(bytes=count)  # noqa: E731
             records = ((record, form) for file, form in formats.items() for record in records_of(file, options, seen))
+            if options.shuffle_input is not None:
+                records = shuffled(records, options.shuffle_input, directory / PARTS / "shuffled.jsonl")
             remaining = islice(records, resumed, options.limit)
             workers = workers or (cores() if total > SMALL else 1)
             ahead = lambda: (total - read["bytes"]) // (4 * workers)  # noqa: E731

@@ -85,7 +85,8 @@ def test_options_are_the_agreed_ones():
             "--max-length",
             "--min-loss-tokens",
         ),
-        *("--too-long", "--special-text", "--keep-duplicates", "--near-dedup", "--limit", "--max-reject-share", "--workers"),
+        *("--too-long", "--special-text", "--keep-duplicates", "--near-dedup", "--limit"),
+        *("--shuffle-input", "--max-reject-share", "--workers"),
     ]
     assert found["verify"] == ["--data"]
     assert found["inspect"] == [

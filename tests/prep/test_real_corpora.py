@@ -209,3 +209,27 @@ def test_near_duplicates_are_counted_and_name_the_first(tokenize, tmp_path):
     (reject,) = unzstd_lines(store.path / "rejects.jsonl.zst")
     assert reject["reason"] == "near-duplicate: of a.jsonl:1"
     assert len(tokenize("a.jsonl", "--near-dedup", 1)[0]) == 4
+
+
+def test_shuffled_input_is_the_same_records_in_another_order(tokenize, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(DIALOGS) + b"{broken\n")
+    (tmp_path / "b.json").write_text(json.dumps([{"messages": chat("array", str(number))} for number in range(20)]))
+    pq.write_table(pa.table({"conversations": SHARED, "id": range(5)}), tmp_path / "c.parquet")
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(jsonl(DIALOGS))[:40])
+    names = ["a.jsonl", "b.json", "c.parquet", "d.jsonl.gz"]
+    common = ("--keep-duplicates", "--max-reject-share", 1)
+
+    def rows(store: Store) -> list[tuple]:
+        return [(row["source"], row["line"], row["key"]) for row in store.index.to_pylist()]
+
+    plain, one, again, two = (
+        tokenize(*names, *common, *extra)[0]
+        for extra in ((), ("--shuffle-input",), ("--shuffle-input", 0), ("--shuffle-input", 1))
+    )
+    assert rows(one) == rows(again) != rows(two)
+    assert sorted(rows(one)) == sorted(rows(two)) == sorted(rows(plain)) != rows(one)
+    for name in ("counts", "formats", "lost_files"):
+        assert one.manifest[name] == plain.manifest[name]
+    few, _ = tokenize(*names, *common, "--shuffle-input", 3, "--limit", 8)
+    assert few.manifest["counts"]["records"] == 8
+    assert len({row[0] for row in rows(few)}) > 1
