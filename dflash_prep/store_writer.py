@@ -5,7 +5,6 @@ last thing that is written of each shard, `progress.json` with all that the next
 """
 
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import zstandard
 
+from dflash_prep.arrow import list_array, read_arrow, write_arrow
 from dflash_prep.dedup import Seen
 from dflash_prep.errors import Reject, UserError
 from dflash_prep.files import file_digest, read_json, sync_file, write_json
@@ -290,12 +289,6 @@ class StoreWriter:
         return state.hexdigest()
 
 
-def list_array(values: np.ndarray, lengths: list[int]) -> pa.ListArray:
-    """A list<uint32> column over values laid end to end, without a copy."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint32()), type=pa.list_(pa.uint32()))
-
-
 def special_counts(ids: np.ndarray, special: np.ndarray) -> Counter[str]:
     """How often each special token occurs."""
     found = Counter()
@@ -304,19 +297,3 @@ def special_counts(ids: np.ndarray, special: np.ndarray) -> Counter[str]:
         numbers, counts = np.unique(part[np.isin(part, special)], return_counts=True)
         found.update(dict(zip(map(str, numbers.tolist()), counts.tolist(), strict=True)))
     return found
-
-
-def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
-    """Write an Arrow file of one record batch and flush it to the disk."""
-    with pa.OSFile(os.fspath(path), "wb") as sink, ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    sync_file(path)
-
-
-def read_arrow(path: Path) -> pa.RecordBatch:
-    """The record batch of an Arrow file, in memory."""
-    try:
-        with pa.OSFile(os.fspath(path), "rb") as file:
-            return ipc.open_file(file).get_batch(0)
-    except (OSError, pa.ArrowException) as fault:
-        raise UserError(f"{path}: cannot be read ({fault}); remove {path.parent.parent} and tokenize again") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from dflash_prep.cli import FiniteRange, one_line_errors
+from dflash_prep.command_line import FiniteRange, one_line_errors
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 PATH = click.Path(path_type=Path)

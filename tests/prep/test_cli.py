@@ -16,7 +16,8 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 
-from dflash_prep.cli import STORE, FiniteRange, main, one_line_errors
+from dflash_prep.cli import STORE, main
+from dflash_prep.command_line import FiniteRange, one_line_errors
 from tests.prep.support import assert_user_error, chat, jsonl, make_store, make_tokenizer, run
 
 COMMANDS = sorted(main.commands)

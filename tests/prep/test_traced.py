@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_prep.chat import TracingEnvironment
+from dflash_prep.template import TracingEnvironment
 from dflash_prep.traced import Traced, joined, origins, parts_of, plain, traced
 
 TEXT = st.text(st.sampled_from(" \nab<é"), max_size=8)
