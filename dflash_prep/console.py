@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 if TYPE_CHECKING:  # the other commands need nothing of it
@@ -23,6 +31,16 @@ def output() -> Console:
     """Standard output, as wide as the terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
+
+
+@contextmanager
+def counter(unit: str) -> Iterator[Callable[[int], None]]:
+    """A running count on standard error, for work whose total is unknown; silent where that is no terminal."""
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(unit, total=None)
+        yield lambda count: progress.advance(task, count)
 
 
 @contextmanager
