@@ -143,14 +143,6 @@ def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | N
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, metavar="N", help="Most requests in flight.")
 @click.option("--timeout", type=FiniteRange(0.001, 86_400), default=600.0, help="Seconds for an answer; then asked again.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Read the first N records only.  [default: all]")
-@click.option(
-    "--shuffle-input",
-    type=click.IntRange(0, 2**63 - 1),
-    is_flag=False,
-    flag_value=0,
-    metavar="SEED",
-    help="Take the records in random order, so that --limit takes any; seed 0 where none is given.  [default: off]",
-)
 @click.option("--max-reject-share", type=FiniteRange(0, 1), default=0.05, help="More failures than this: exit 1.")
 @one_line_errors
 def regenerate(inputs, output, endpoint, model, api_key, concurrency, timeout, max_reject_share, **options):
