@@ -19,7 +19,8 @@ from dflash_prep.traced import Part, parts_of, plain, traced
 REASONING = ("reasoning_content", "thinking", "reasoning")  # a message's reasoning, by the names that corpora give it
 SPOKEN = ("content", "tool_calls", *REASONING)
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt")  # names that no further argument of a template may have
-REMEMBERED = 200  # characters: what a template writes between two messages is seldom longer
+# What a template writes between two messages is looked into once: it is seldom longer, and seldom of more kinds.
+REMEMBERED, MOST_REMEMBERED = 200, 4096
 EXAMPLE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
 CHANGED = "the template changes an assistant turn, so its place in the text is unknown"
 
@@ -149,12 +150,12 @@ class ChatTemplate:
         """
         role = messages[number - 1]["role"] if number else None
         key = (header, role, before is not None and number - before, tools is None)
-        if key not in self._headers:
+        asked = self._headers.get(key)
+        if asked is None:
             asked = self._asked(header, before, messages[:number], tools)
-            if len(header) > REMEMBERED:
-                return self._after(text, begin, asked)
-            self._headers[key] = asked
-        return self._after(text, begin, self._headers[key])
+            if len(header) <= REMEMBERED and len(self._headers) < MOST_REMEMBERED:
+                self._headers[key] = asked
+        return self._after(text, begin, asked)
 
     def _after(self, text: str, begin: int, asked: str) -> int:
         """The end of a prompt that begins somewhere in a text, or of the part of it that every turn has."""
@@ -201,8 +202,8 @@ class ChatTemplate:
         """
         borders = [*[border for start, end, _ in own for border in (start, end)][1:], after]
         written = tuple(text[end:start] for end, start in zip(borders[::2], borders[1::2], strict=True))
-        known = sum(map(len, written)) <= REMEMBERED and self._endings.get(written)
-        if not known:
+        known = self._endings.get(written)
+        if known is None:
             alone = self._traced(messages[: number + 1], tools)
             _, begin, last = last_part(alone)
             count = next((place for place, part in enumerate(own, start=1) if part[2] == last), 0)
@@ -211,7 +212,9 @@ class ChatTemplate:
             rest = text[own[count - 1][1] : after]
             said = rest[: alike(plain(alone)[begin:], rest)].rstrip()
             ending = next((token for token in self._specials if said.endswith(token)), "")
-            known = self._endings[written] = count, len(said.removesuffix(ending).rstrip())
+            known = count, len(said.removesuffix(ending).rstrip())
+            if sum(map(len, written)) <= REMEMBERED and len(self._endings) < MOST_REMEMBERED:
+                self._endings[written] = known
         count, length = known
         return own[count - 1][1] + length
 
