@@ -72,7 +72,7 @@ def script(messages: list[dict], counts: Counter) -> list[dict | None]:
             turns += group
             unanswered = unanswered or any(turn["role"] in ("user", *RESULTS) for turn in group)
         elif follower in RESULTS:
-            turns += group
+            turns += [turn | {"weight": 0} for turn in group]  # not the target's words: nothing to learn
             counts[KEPT_CALLS] += len(group)
         elif unanswered:
             turns.append(None)

@@ -31,12 +31,14 @@ class Conversation(NamedTuple):
     `tagged`: the spans are the template's own generation tags, which hold all that is to be learnt; else a turn's end
     token is to be added.
     `contents`: where characters of messages stand, in the order of the text.
+    `cut`: the last span was cut off before its end, so that no end-of-turn token is to be learnt there.
     """
 
     text: str
     spans: list[tuple[int, int]]
     tagged: bool = False
     contents: tuple[tuple[int, int], ...] = ()
+    cut: bool = False
 
 
 class ChatTemplate:
@@ -71,25 +73,40 @@ class ChatTemplate:
     def _template_for(self, tools: list | None) -> Template:
         return self._template if tools is None else self._with_tools
 
-    def conversation(self, messages: list[dict], tools: list | None = None, loss: str = "assistant") -> Conversation:
+    def conversation(
+        self,
+        messages: list[dict],
+        tools: list | None = None,
+        loss: str = "assistant",
+        silent: frozenset[int] = frozenset(),
+        cut: bool = False,
+    ) -> Conversation:
         """Render messages and find what the assistant said, in every turn or in its last one; with `all` it is everything.
 
+        The turns numbered in `silent` are left out; `cut`: the last one was cut off before its end (see formats.Dialogue).
         A message without content, which only calls tools, is rendered as transformers has it, or else as servers do: with
         an empty content, or null.
         """
-        if loss != "all" and all(message["role"] != "assistant" for message in messages):
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if loss != "all" and not turns:
             raise Reject("no assistant turn")
+        learnt = [number for number in turns if number not in silent]
+        if loss != "all" and not learnt:
+            raise Reject("no assistant turn of weight 1")
+        learnt = learnt[-1:] if loss == "last-assistant" else learnt
+        cut = cut and turns[-1:] == learnt[-1:]
         if all("content" in message for message in messages):
-            return self._conversation(messages, tools, loss)
+            return self._conversation(messages, tools, loss, turns, learnt)._replace(cut=cut)
         faults = []
         for stated in ({}, {"content": ""}, {"content": None}):
             try:
-                return self._conversation([stated | message for message in messages], tools, loss)
+                stated_messages = [stated | message for message in messages]
+                return self._conversation(stated_messages, tools, loss, turns, learnt)._replace(cut=cut)
             except Reject as fault:
                 faults.append(fault)
         raise min(faults, key=lambda fault: str(fault).startswith("template error"))
 
-    def _conversation(self, messages: list[dict], tools: list | None, loss: str) -> Conversation:
+    def _conversation(self, messages: list[dict], tools: list | None, loss: str, turns: list[int], learnt: list[int]):
         rendered = self._traced(messages, tools)
         text, parts = plain(rendered), [part for part in parts_of(rendered) if part[2][0] != GENERATION]
         if not is_utf8(text):
@@ -101,12 +118,9 @@ class ChatTemplate:
             spans = [(start, end) for start, end, (owner, _) in parts_of(rendered) if owner == GENERATION]
             if not spans:
                 raise Reject("nothing between the template's generation tags")
-            answers = [message for message in messages if message["role"] == "assistant"]
-            for (start, end), message in zip(spans, answers, strict=False) if len(spans) == len(answers) else ():
-                check_calls(text[start:end], message)
+            spans = tagged_turns(text, spans, messages, turns, learnt)
         else:
-            turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-            spans = self._turns(text, parts, messages, turns[-1:] if loss == "last-assistant" else turns, tools)
+            spans = self._turns(text, parts, messages, learnt, tools)
         return Conversation(text, spans[-1:] if loss == "last-assistant" else spans, tagged, contents)
 
     def _traced(self, messages: list[dict], tools: list | None, add_generation_prompt: bool = False) -> str:
@@ -225,6 +239,17 @@ def with_reasoning(message: dict) -> dict:
         return message
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning} | message | {"reasoning_content": reasoning}
+
+
+def tagged_turns(text: str, spans: list[tuple[int, int]], messages: list[dict], turns: list[int], learnt: list[int]):
+    """Of the places of generation tags those of the turns that are learnt; a tag may stand for several turns."""
+    if len(spans) == len(turns):
+        for (start, end), number in zip(spans, turns, strict=True):
+            check_calls(text[start:end], messages[number])
+        return [span for span, number in zip(spans, turns, strict=True) if number in learnt]
+    if learnt not in (turns, turns[-1:]):
+        raise Reject("the template's generation tags are not one a turn, so that a turn of weight 0 cannot be left out")
+    return spans
 
 
 def last_part(text: str) -> Part:

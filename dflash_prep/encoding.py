@@ -61,12 +61,14 @@ def loss_spans(encoded: Encoded, conversation: Conversation, special_ids: frozen
     what it wants learnt, each token that overlaps a tag carries loss, as in transformers.
     """
     spans: list[int] = []
-    for start, end in conversation.spans:
+    for number, (start, end) in enumerate(conversation.spans, start=1):
+        ends = not (conversation.cut and number == len(conversation.spans))
         if conversation.tagged:
             first, last = encoded.first_beyond(start), encoded.first_from(end)
+            last = last if ends else without_end(encoded, first, last, conversation.text, special_ids)
         else:
             first, last = encoded.first_from(start), encoded.first_beyond(end)
-            last = end_of_turn(encoded, last, conversation.text, special_ids)
+            last = end_of_turn(encoded, last, conversation.text, special_ids) if ends else last
         if spans and first <= spans[-1] < last:
             spans[-1] = last
         elif first < last and not (spans and last <= spans[-1]):
@@ -83,6 +85,16 @@ def end_of_turn(encoded: Encoded, last: int, text: str, special_ids: frozenset[i
             return last
         after += 1
     return after + 1 if after < len(encoded.ids) else last
+
+
+def without_end(encoded: Encoded, first: int, last: int, text: str, special_ids: frozenset[int]) -> int:
+    """Where a tagged turn ends without its end token and the whitespace around that."""
+    while last > first:
+        start, end = encoded.offsets.token_to_chars(last - 1)
+        if encoded.ids[last - 1] not in special_ids and text[start:end].strip():
+            break
+        last -= 1
+    return last
 
 
 def affixes(tokenizer: ChatTokenizer) -> tuple[np.ndarray, np.ndarray]:

@@ -25,10 +25,16 @@ ALIASES = {alias: role for role, aliases in ROLES.items() for alias in aliases}
 
 
 class Dialogue(NamedTuple):
-    """Messages as a chat template takes them, each with a role and text as content; tools as the record lists them."""
+    """Messages as a chat template takes them, each with a role and text as content; tools as the record lists them.
+
+    `silent`: the numbers of the assistant's messages that are not to be learnt (`weight` 0, as OpenAI has it).
+    `cut`: the last answer was cut off before its end (`finish_reason` "length"), so that its end is not to be learnt.
+    """
 
     messages: list[dict]
     tools: list | None = None
+    silent: frozenset[int] = frozenset()
+    cut: bool = False
 
 
 class Text(NamedTuple):
@@ -49,7 +55,9 @@ Content = Dialogue | Text | Tokens
 
 def from_messages(row: dict) -> Dialogue:
     """OpenAI's `messages`, with `tools` beside them."""
-    return Dialogue([message(entry) for entry in entries(row, "messages")], tools(row))
+    messages = [message(entry) for entry in entries(row, "messages")]
+    silent = frozenset(number for number, said in enumerate(messages) if "weight" in said and weight(said) == 0)
+    return Dialogue(messages, tools(row), silent, row.get("finish_reason") == "length")
 
 
 def from_sharegpt(row: dict) -> Dialogue:
@@ -184,12 +192,20 @@ def message(entry: object) -> dict:
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("role"), str) or not entry["role"]:
         raise Reject("a message without a role")
-    if isinstance(entry.get("content"), str) and None not in entry.values():
+    if isinstance(entry.get("content"), str) and None not in entry.values() and "weight" not in entry:
         return entry
     stated = {key: value for key, value in entry.items() if value is not None}
     if "content" not in stated and entry["role"] == "assistant" and entry.get("tool_calls"):
         return stated
     return stated | {"content": content(entry)}
+
+
+def weight(said: dict) -> int:
+    """A message's `weight`, taken out of it: no template asks for it."""
+    value = said.pop("weight")
+    if value not in (0, 1):
+        raise Reject("a message whose weight is neither 0 nor 1")
+    return value
 
 
 def content(entry: dict) -> str:

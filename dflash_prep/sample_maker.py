@@ -86,7 +86,7 @@ class SampleMaker:
             if spelled and self._options.special_text == "reject":
                 raise Reject("text that spells a special token")
             if isinstance(said, Dialogue):
-                return self._fitting(self._template.conversation(said.messages, said.tools, self._options.loss))
+                return self._fitting(self._template.conversation(*said[:2], self._options.loss, *said[2:]))
             if isinstance(said, Text) and not is_utf8(said.text):
                 raise Reject("text with a lone surrogate")
             return said if isinstance(said, Reject | Tokens) or self._options.too_long == "split" else self._fitting(said)

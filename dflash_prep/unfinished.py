@@ -78,6 +78,9 @@ def lock(directory: Path) -> int | None:
     """The open lock of a directory; None if its owner has just put it into its place, so that one has to ask again."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UserError(f"{directory}: cannot create this directory: {fault.strerror}") from None
+    try:
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except FileNotFoundError:
         return None

@@ -146,3 +146,27 @@ def test_bare_functions_are_wrapped():
     assert offered({"name": "f", "parameters": {}}) == {"type": "function", "function": {"name": "f", "parameters": {}}}
     for tool in ({"type": "function", "function": {"name": "f"}}, {"type": "web", "name": "x"}, "f", None):
         assert offered(tool) == tool
+
+
+def test_recorded_calls_stay_but_are_not_to_be_learnt():
+    """Loss belongs on the target's own words; a recorded call is there because its recorded result follows."""
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    recorded = [
+        {"role": "user", "content": "q"},
+        call,
+        {"role": "tool", "content": "r"},
+        {"role": "assistant", "content": "old"},
+    ]
+    seen = []
+
+    def ask(messages, tools, turn):
+        seen.extend(messages)
+        return Answer({"role": "assistant", "content": "new"}, "stop", 1)
+
+    new = regenerated(Dialogue(recorded), ask)
+    assert new.messages == [recorded[0], call | {"weight": 0}, recorded[2], {"role": "assistant", "content": "new"}]
+    assert all("weight" not in message for message in seen)

@@ -233,3 +233,42 @@ def test_shuffled_input_is_the_same_records_in_another_order(tokenize, tmp_path)
     few, _ = tokenize(*names, *common, "--shuffle-input", 3, "--limit", 8)
     assert few.manifest["counts"]["records"] == 8
     assert len({row[0] for row in rows(few)}) > 1
+
+
+TAGGED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>\n{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_turns_of_weight_0_and_ends_of_cut_answers_carry_no_loss(tokenize, tmp_path, tiny_reference, tagged):
+    (tmp_path / "tagged.jinja").write_text(TAGGED)
+    extra = ("--chat-template", "tagged.jinja") if tagged else ()
+    plain = chat("a", "one", "b", "two", "c", "three")
+    weighted = [m | ({"weight": int(m["content"] != "two")} if m["role"] == "assistant" else {}) for m in plain]
+    silent = [m | {"weight": 0} for m in plain]
+    rows = [
+        {"messages": plain},
+        {"messages": weighted},
+        {"messages": plain, "finish_reason": "length"},
+        {"messages": weighted, "finish_reason": "stop"},
+        {"messages": silent},
+        {"messages": [plain[0], plain[1] | {"weight": 0.5}]},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    store, _ = tokenize("a.jsonl", "--keep-duplicates", "--max-reject-share", 1, *extra)
+    end = f"{END}\n" if tagged else END
+    assert [said(store, number, tiny_reference) for number in range(4)] == [
+        [f"one{end}", f"two{end}", f"three{end}"],
+        [f"one{end}", f"three{end}"],
+        [f"one{end}", f"two{end}", "three"],
+        [f"one{end}", f"three{end}"],
+    ]
+    assert len({tuple(store.sample(number)[0].tolist()) for number in range(4)}) == 1
+    assert store.manifest["counts"]["rejected"] == {
+        "a message whose weight is neither 0 nor 1": 1,
+        "no assistant turn of weight 1": 1,
+    }
+    store, _ = tokenize("a.jsonl", "--loss", "last-assistant", "--keep-duplicates", "--max-reject-share", 1, *extra)
+    assert [said(store, number, tiny_reference) for number in range(3)] == [[f"three{end}"], [f"three{end}"], ["three"]]
