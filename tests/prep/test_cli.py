@@ -347,6 +347,11 @@ def test_rejects_that_cannot_be_put_beside_are_named(corpus, here, tiny_director
     assert_user_error(result, "store.rejects.jsonl.zst: cannot write")
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where nothing can be made")
+def test_a_store_where_nothing_can_be_made_is_refused_at_once(corpus, tiny_directory):
+    assert_user_error(run("tokenize", corpus, "--tokenizer", tiny_directory, "-o", "/proc/x"), "/proc/x", "cannot create")
+
+
 def test_advice_on_damaged_output_is_not_the_same_command_again(corpus, here, tiny_directory):
     make_store(here / "store", [20, 5, 9])
     make_store(here / "sound", [20, 5, 9])
