@@ -12,15 +12,13 @@ from typing import NamedTuple
 from jinja2 import Template
 
 from dflash_prep.errors import Reject, UserError
-from dflash_prep.template import GENERATION, compiled
+from dflash_prep.template import GENERATION, compiled, is_constant
 from dflash_prep.tokenizer import ChatTokenizer
 from dflash_prep.traced import Part, parts_of, plain, traced
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # a message's reasoning, by the names that corpora give it
 SPOKEN = ("content", "tool_calls", *REASONING)
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt")  # names that no further argument of a template may have
-# What a template writes between two messages is looked into once: it is seldom longer, and seldom of more kinds.
-REMEMBERED, MOST_REMEMBERED = 200, 4096
 EXAMPLE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
 CHANGED = "the template changes an assistant turn, so its place in the text is unknown"
 
@@ -32,6 +30,7 @@ class Conversation(NamedTuple):
     token is to be added.
     `contents`: where characters of messages stand, in the order of the text.
     `cut`: the last span was cut off before its end, so that no end-of-turn token is to be learnt there.
+    `closing`: what the template writes after each answer, its end-of-turn token at the end; empty where that is not known.
     """
 
     text: str
@@ -39,6 +38,7 @@ class Conversation(NamedTuple):
     tagged: bool = False
     contents: tuple[tuple[int, int], ...] = ()
     cut: bool = False
+    closing: str = ""
 
 
 class ChatTemplate:
@@ -52,10 +52,9 @@ class ChatTemplate:
             )
         self._template = compiled(tokenizer.template, tokenizer.name)
         self._with_tools = compiled(tokenizer.tool_template, tokenizer.name) if tokenizer.tool_template else self._template
+        self._sources = {True: tokenizer.template, False: tokenizer.tool_template or tokenizer.template}
         self._arguments = tokenizer.named_tokens | (arguments or {})
         self._specials = sorted(tokenizer.special_texts, key=len, reverse=True)
-        self._headers: dict[tuple, str] = {}  # of each header that occurred the generation prompt in its place
-        self._endings: dict[tuple, tuple[int, int]] = {}
 
     def render(self, messages: list[dict], add_generation_prompt: bool = False, tools: list | None = None) -> str:
         """The text of a conversation; raises Reject where the template refuses it."""
@@ -115,13 +114,10 @@ class ChatTemplate:
         if loss == "all":
             return Conversation(text, [(0, len(text))], contents=contents)
         if tagged:
-            spans = [(start, end) for start, end, (owner, _) in parts_of(rendered) if owner == GENERATION]
-            if not spans:
-                raise Reject("nothing between the template's generation tags")
-            spans = tagged_turns(text, spans, messages, turns, learnt)
+            spans = tagged_turns(text, parts_of(rendered), messages, turns, learnt)
         else:
             spans = self._turns(text, parts, messages, learnt, tools)
-        return Conversation(text, spans[-1:] if loss == "last-assistant" else spans, tagged, contents)
+        return Conversation(text, spans, tagged, contents, closing=self._prompts[tools is None].closing)
 
     def _traced(self, messages: list[dict], tools: list | None, add_generation_prompt: bool = False) -> str:
         """The text of a conversation in which each message's parts are known by its number."""
@@ -129,7 +125,7 @@ class ChatTemplate:
         for number, message in enumerate(marked):
             for key in SPOKEN:
                 if key in message:
-                    message[key] = traced(message[key], number, key)
+                    message[key] = marked_value(message[key], number, key)
         return self.render(marked, add_generation_prompt, tools)
 
     def _turns(
@@ -138,10 +134,10 @@ class ChatTemplate:
         """Where turns are: from where the generation prompt ends to the end of the content, or of the tool calls."""
         groups = [(owner, list(group)) for owner, group in groupby(parts, key=lambda part: part[2][0])]
         places = {owner: place for place, (owner, _) in enumerate(groups)}
-        if len(places) < len(groups) or any(number not in places for number in turns):
+        if len(places) < len(groups) or any(number not in places and says_something(messages[number]) for number in turns):
             raise Reject(CHANGED)
         spans = []
-        for number in turns:
+        for number in filter(places.__contains__, turns):  # of an empty answer a template may leave no trace
             place = places[number]
             before, begin = (groups[place - 1][0], groups[place - 1][1][-1][1]) if place else (None, 0)
             own = groups[place][1]
@@ -162,75 +158,93 @@ class ChatTemplate:
         If not (a template may strip the thinking that the prompt opens), after what the prompt shares with every turn.
         `header` stands between the part before, which ends at `begin` and is of message `before`, and the turn's first part.
         """
-        role = messages[number - 1]["role"] if number else None
-        key = (header, role, before is not None and number - before, tools is None)
-        asked = self._headers.get(key)
-        if asked is None:
-            asked = self._asked(header, before, messages[:number], tools)
-            if len(header) <= REMEMBERED and len(self._headers) < MOST_REMEMBERED:
-                self._headers[key] = asked
-        return self._after(text, begin, asked)
-
-    def _after(self, text: str, begin: int, asked: str) -> int:
-        """The end of a prompt that begins somewhere in a text, or of the part of it that every turn has."""
-        for prompt in (asked, asked.removesuffix(self._opened)):
-            if text.startswith(prompt, begin):
-                return begin + len(prompt)
+        prompt = self._prompts[tools is None]
+        asked = self._asked(header, before, messages[:number], tools, prompt)
+        for asked_for in (asked, asked.removesuffix(prompt.opened)):
+            if text.startswith(asked_for, begin):
+                return begin + len(asked_for)
         raise Reject(CHANGED)
 
-    def _asked(self, header: str, before: int | None, messages: list[dict], tools: list | None) -> str:
-        """What stands between the part before a turn and the turn where it is still to be written."""
-        if messages:  # else the template may refuse, or leave out the system prompt that it puts before a first turn
-            prompt = self._traced(messages, tools, add_generation_prompt=True)
-            _, end, (owner, _) = last_part(prompt)
+    def _asked(self, header: str, before: int | None, messages: list[dict], tools: list | None, prompt: "Prompt") -> str:
+        """What stands between the part before a turn and the turn where it is still to be written.
+
+        Where a template writes the same generation prompt after any conversation, it is looked for in the header; else, and
+        where it writes none, these messages are rendered with it.
+        """
+        shared = prompt.text.removesuffix(prompt.opened)
+        place = header.rfind(shared)
+        if messages and not (prompt.constant and shared and place >= 0):
+            rendered = self._traced(messages, tools, add_generation_prompt=True)
+            _, end, (owner, _) = last_part(rendered)
             if owner == before:
-                return plain(prompt)[end:]
-        shared = self._prompt.removesuffix(self._opened)
-        if shared not in header:
+                return plain(rendered)[end:]
+        if place < 0:
             raise Reject(CHANGED)
-        return header[: header.rindex(shared)] + self._prompt
+        return header[:place] + prompt.text
 
     @cached_property
-    def _prompt(self) -> str:
-        """The generation prompt: what it adds to a conversation."""
-        asked, with_prompt = (plain(self.render(EXAMPLE[:1], added)) for added in (False, True))
-        return with_prompt[alike(asked, with_prompt) :]
+    def _prompts(self) -> dict[bool, "Prompt"]:
+        """The generation prompt of each template; True: without tools."""
+        return {bare: self._prompt(None if bare else []) for bare in (True, False)}
 
-    @cached_property
-    def _opened(self) -> str:
-        """What the generation prompt says that not every turn begins with: an empty thinking block, say."""
+    def _prompt(self, tools: list | None) -> "Prompt":
+        template = self._template_for(tools)
         try:
-            text, prompt = self._traced(EXAMPLE, None), self._traced(EXAMPLE[:1], None, add_generation_prompt=True)
-        except Reject:
-            return ""
-        places = [(start, end) for start, end, (owner, _) in parts_of(text) if owner in (0, 1)]
-        asked, begin = plain(prompt)[last_part(prompt)[1] :], places[0][1]
-        header = plain(text)[begin : places[1][0]] if len(places) > 1 else asked
-        return asked[alike(asked, header) :] if asked.startswith(header) else ""
+            bare, prompted = (self._traced(EXAMPLE[:1], tools, added) for added in (False, True))
+            text = plain(prompted)[alike(bare, prompted) :]
+            whole = self._traced(EXAMPLE, tools)
+        except Reject:  # of a conversation that is as plain as can be: let each record say why
+            return Prompt("", "", "", False)
+        places = {owner: (start, end) for start, end, (owner, _) in parts_of(whole)}
+        if not {0, 1, 2} <= places.keys():
+            return Prompt(text, "", "", is_constant(template.environment, self._sources[tools is None]))
+        asked, header = plain(prompted)[last_part(prompted)[1] :], plain(whole)[places[0][1] : places[1][0]]
+        shared = alike(asked, header)
+        if shared < min(len(asked), len(header)):  # inside of what is opened: back to where a line or a token begins
+            ends = [asked.rfind(token, 0, shared) + len(token) for token in self._specials if token in asked[:shared]]
+            shared = max([asked.rfind("\n", 0, shared) + 1, *ends])
+        last, first = self._traced(EXAMPLE[:2], tools), plain(whole)[places[1][1] : places[2][0]]
+        tail = plain(last)[last_part(last)[1] :]
+        closing = first[: alike(tail, first)].rstrip()
+        closing = closing if any(closing.endswith(token) for token in self._specials) else ""
+        return Prompt(text, asked[shared:], closing, is_constant(template.environment, self._sources[tools is None]))
 
     def _end(self, text: str, own: list[Part], after: int, messages: list[dict], number: int, tools: list | None) -> int:
         """Where a turn with tool calls ends, its end-of-turn token left out; the next message's first part is at `after`.
 
         A rendering that ends with this message tells which of its parts is the turn's last (a template may name a function
-        again in the header of its result) and what follows that. That is looked at once for each way to write a turn.
+        again in the header of its result) and what follows that.
         """
-        borders = [*[border for start, end, _ in own for border in (start, end)][1:], after]
-        written = tuple(text[end:start] for end, start in zip(borders[::2], borders[1::2], strict=True))
-        known = self._endings.get(written)
-        if known is None:
-            alone = self._traced(messages[: number + 1], tools)
-            _, begin, last = last_part(alone)
-            count = next((place for place, part in enumerate(own, start=1) if part[2] == last), 0)
-            if not count:
-                raise Reject("the template leaves out tool calls")
-            rest = text[own[count - 1][1] : after]
-            said = rest[: alike(plain(alone)[begin:], rest)].rstrip()
-            ending = next((token for token in self._specials if said.endswith(token)), "")
-            known = count, len(said.removesuffix(ending).rstrip())
-            if sum(map(len, written)) <= REMEMBERED and len(self._endings) < MOST_REMEMBERED:
-                self._endings[written] = known
-        count, length = known
-        return own[count - 1][1] + length
+        alone = self._traced(messages[: number + 1], tools)
+        _, begin, last = last_part(alone)
+        written = next((end for _, end, origin in own if origin == last), None)
+        if written is None:
+            raise Reject("the template leaves out tool calls")
+        rest = text[written:after]
+        said = rest[: alike(plain(alone)[begin:], rest)].rstrip()
+        ending = next((token for token in self._specials if said.endswith(token)), "")
+        return written + len(said.removesuffix(ending).rstrip())
+
+
+class Prompt(NamedTuple):
+    """What a template writes around an answer: its generation prompt, and what of that not every turn begins with.
+
+    `closing`: what follows an answer up to its end-of-turn token, empty where that differs between turns. `constant`: the
+    prompt is the same after any conversation.
+    """
+
+    text: str
+    opened: str
+    closing: str
+    constant: bool
+
+
+def marked_value(value: object, number: int, key: str) -> object:
+    """A part of a message traced to its number."""
+    try:
+        return traced(value, number, key)
+    except RecursionError:
+        raise Reject("nested too deeply") from None
 
 
 def with_reasoning(message: dict) -> dict:
@@ -241,15 +255,30 @@ def with_reasoning(message: dict) -> dict:
     return message if reasoning is None else {"thinking": reasoning} | message | {"reasoning_content": reasoning}
 
 
-def tagged_turns(text: str, spans: list[tuple[int, int]], messages: list[dict], turns: list[int], learnt: list[int]):
-    """Of the places of generation tags those of the turns that are learnt; a tag may stand for several turns."""
-    if len(spans) == len(turns):
-        for (start, end), number in zip(spans, turns, strict=True):
-            check_calls(text[start:end], messages[number])
-        return [span for span, number in zip(spans, turns, strict=True) if number in learnt]
-    if learnt not in (turns, turns[-1:]):
-        raise Reject("the template's generation tags are not one a turn, so that a turn of weight 0 cannot be left out")
-    return spans
+def tagged_turns(text: str, parts: tuple[Part, ...], messages: list[dict], turns: list[int], learnt: list[int]):
+    """The places of generation tags that hold what one of the turns `learnt` says.
+
+    A tag belongs to the turn whose words are in it, or, with none in it (an end token alone), to that of the tag before.
+    """
+    tags = [(start, end) for start, end, (owner, _) in parts if owner == GENERATION]
+    if not tags:
+        raise Reject("nothing between the template's generation tags")
+    said, owners, owner = [part for part in parts if part[2][0] in set(turns)], [], None
+    for start, end in tags:
+        owner = next((number for first, last, (number, _) in said if start <= first and last <= end), owner)
+        owners.append(owner)
+    if None in owners or (len(tags) == len(turns) and owners != turns):  # words that cannot be traced: one a turn, in order
+        if len(tags) != len(turns) and learnt != turns:
+            raise Reject("the template's generation tags cannot be told apart by turn")
+        owners = turns if len(tags) == len(turns) else [learnt[0]] * len(tags)
+    for number in turns if len(tags) == len(turns) else ():
+        check_calls(text[slice(*tags[turns.index(number)])], messages[number])
+    return [tag for tag, owner in zip(tags, owners, strict=True) if owner in learnt]
+
+
+def says_something(message: dict) -> bool:
+    """Whether a message has anything but white space to say."""
+    return bool((message.get("content") or "").strip() or message.get("tool_calls"))
 
 
 def last_part(text: str) -> Part:

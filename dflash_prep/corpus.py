@@ -11,7 +11,7 @@ import zstandard
 
 from dflash_prep.errors import UserError
 
-CHUNK = 1 << 20
+CHUNK, LEAST_CHUNK = 1 << 20, 1 << 12
 LONGEST = 1 << 26  # bytes of a record: a longer one is not read, so that memory stays bounded
 
 
@@ -66,9 +66,9 @@ def read_chunks(path: Path, seen: Callable[[int], None] = lambda count: None) ->
     try:
         with path.open("rb", buffering=0) as raw:
             file = io.BufferedReader(Counted(raw, seen), CHUNK)
-            if path.suffix == ".zst":
+            if path.suffix.lower() == ".zst":
                 yield from unzstd(file)
-            elif path.suffix == ".gz":
+            elif path.suffix.lower() == ".gz":
                 with gzip.open(file) as plain:
                     # read1: what lies before damage is given, not lost with it
                     yield from iter(lambda: plain.read1(CHUNK), b"")
@@ -82,11 +82,14 @@ def read_chunks(path: Path, seen: Callable[[int], None] = lambda count: None) ->
 
 def unzstd(file) -> Iterator[bytes]:
     """Every frame of a zstd file; one that ends inside a frame is an error (the stream reader would just stop)."""
-    frame = None
-    while chunk := file.read(CHUNK):
+    frame, size = None, LEAST_CHUNK
+    while chunk := file.read(size):
         while chunk:
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-            yield frame.decompress(chunk)
+            plain = frame.decompress(chunk)
+            # all that a chunk holds comes at once, and of what repeats itself that can be ten thousand times as much
+            size = min(2 * size, CHUNK) if len(plain) < CHUNK else max(size // 2, LEAST_CHUNK // 8)
+            yield plain
             chunk = frame.unused_data
             if frame.eof:
                 frame = None

@@ -68,7 +68,10 @@ def loss_spans(encoded: Encoded, conversation: Conversation, special_ids: frozen
             last = last if ends else without_end(encoded, first, last, conversation.text, special_ids)
         else:
             first, last = encoded.first_from(start), encoded.first_beyond(end)
-            last = end_of_turn(encoded, last, conversation.text, special_ids) if ends else last
+            if ends and conversation.closing and conversation.text.startswith(conversation.closing, end):
+                last = encoded.first_beyond(end + len(conversation.closing))
+            elif ends:
+                last = end_of_turn(encoded, last, conversation.text, special_ids)
         if spans and first <= spans[-1] < last:
             spans[-1] = last
         elif first < last and not (spans and last <= spans[-1]):

@@ -76,9 +76,10 @@ class SampleMaker:
 
     def _spells(self, said: Dialogue | Text | Tokens | Reject) -> bool:
         """Whether a record's text spells a special token."""
-        texts = (message.get("content") or "" for message in said.messages) if isinstance(said, Dialogue) else ()
-        texts = (said.text,) if isinstance(said, Text) else texts
-        return self._special is not None and any(map(self._special.search, texts))
+        if self._special is None or not isinstance(said, Dialogue | Text):
+            return False
+        texts = [said.text] if isinstance(said, Text) else strings([*said.messages, said.tools])
+        return any(map(self._special.search, texts))
 
     def _item(self, said: Dialogue | Text | Tokens | Reject, spelled: bool) -> Item:
         """A record as far as it gets without the tokenizer, or the reason why it gets nowhere."""
@@ -169,8 +170,7 @@ class SampleMaker:
             return Outcome(record.source, record.line, (reject,), record.excerpt(), spelled)
         pieces, truncated = self._pieces(item, ids, spans)
         samples = tuple(self._sample(*piece) for piece in pieces)
-        excerpt = record.excerpt() if any(isinstance(sample, Reject) for sample in samples) else ""
-        return Outcome(record.source, record.line, samples, excerpt, spelled, truncated)
+        return Outcome(record.source, record.line, samples, record.excerpt(), spelled, truncated)
 
     def _tokens(self, item: Conversation | Text | Tokens, encoded: Encoded | None) -> tuple[np.ndarray, np.ndarray]:
         """Ids and loss spans of a record, uint32."""
@@ -183,7 +183,7 @@ class SampleMaker:
             spans = loss_spans(encoded, item, self._tokenizer.special_ids) if isinstance(item, Conversation) else whole
         if self._options.loss == "all":
             spans = np.array([0, len(ids)], np.uint32)
-        elif self._options.loss == "last-assistant":
+        elif self._options.loss == "last-assistant" and isinstance(item, Tokens):
             spans = spans[-2:]
         return ids, spans
 
@@ -215,6 +215,17 @@ def line_end(text: str, start: int, end: int) -> int:
         if found <= start:
             return end
     return found
+
+
+def strings(value: object) -> Iterator[str]:
+    """All strings of a JSON value, keys left out."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def sketch_of(said: Dialogue | Text | Tokens | Reject) -> bytes:

@@ -14,6 +14,7 @@ from dflash_prep.errors import UserError
 from dflash_prep.traced import Traced, joined, origins, parts_of, traced
 
 GENERATION = "generation"  # owns what stands between generation tags; a message's parts belong to its number
+PROMPTING = "add_generation_prompt"
 DICT_NAMES, LOOP_NAMES = frozenset(dir(dict)), frozenset({"first", "last", "index", "index0", "length"})
 
 
@@ -77,9 +78,37 @@ def compiled(template: str, name: str) -> Template:
         raise UserError(f"{name}: the chat template does not compile: {fault}") from None
 
 
-def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options) -> str:
+def is_constant(environment: TracingEnvironment, source: str) -> bool:
+    """Whether a template writes the same generation prompt after any conversation, as far as its source tells.
+
+    It does if what stands under a condition on `add_generation_prompt` names only arguments of the template: nothing that
+    the template sets itself, and no messages.
+    """
+    tree = environment.parse(source)
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")} | {"messages", "tools"}
+    asking = [
+        node
+        for node in tree.find_all(nodes.If)
+        if any(n.name == PROMPTING for n in node.test.find_all(nodes.Name))
+        or (isinstance(node.test, nodes.Name) and node.test.name == PROMPTING)
+    ]
+    inside = {name.name for node in asking for name in node.find_all(nodes.Name)}
+    elsewhere = sum(name.name == PROMPTING for name in tree.find_all(nodes.Name)) > sum(
+        name.name == PROMPTING for node in asking for name in node.test.find_all(nodes.Name)
+    ) + sum(isinstance(node.test, nodes.Name) for node in asking)
+    return not elsewhere and not inside & own
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """The templates' `tojson`: jinja2's own would escape HTML. What one message says stays traced to it."""
-    text, found = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options), origins(value)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    found = origins(value)
     return traced(text, *min(found)) if len({owner for owner, _ in found}) == 1 else text
 
 

@@ -19,7 +19,7 @@ class Traced(str):
 
     __slots__ = ("_parts",)
 
-    def __new__(cls, text: str, parts: tuple[Part, ...]):
+    def __new__(cls, text: str = "", parts: tuple[Part, ...] = ()):
         return made(text, parts)
 
     def __str__(self) -> str:
