@@ -15,7 +15,7 @@ from dflash_prep.corpus import LONGEST, read_chunks, split_lines
 from dflash_prep.errors import Reject, UserError
 from dflash_prep.jsontext import array_items
 
-ROWS = 256  # of a Parquet file, decoded at once
+ROWS, AT_ONCE = 64, 1 << 18  # of a Parquet file, read at once; bytes of them that travel together
 
 
 class CorpusFile(NamedTuple):
@@ -36,7 +36,13 @@ class Rows:
         self._batch = batch  # pyarrow.RecordBatch
 
     def __reduce__(self):
-        return Rows, (self._batch,)
+        """As Arrow's own bytes: these hold the rows of a slice alone, where pickling would take all that it was cut from."""
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._batch.schema) as writer:
+            writer.write_batch(self._batch)
+        return rows_from, (sink.getvalue().to_pybytes(),)
 
     @cached_property
     def size(self) -> int:
@@ -48,7 +54,7 @@ class Rows:
         """Each row as a JSON value; a Reject for one that is none."""
         try:
             return self._batch.to_pylist()
-        except UnicodeError:
+        except (ArithmeticError, ImportError, UnicodeError, ValueError):  # pyarrow's own are of these, too
             return [self._value(number) for number in range(len(self._batch))]
 
     def _value(self, number: int) -> dict | Reject:
@@ -56,6 +62,15 @@ class Rows:
             return self._batch.slice(number, 1).to_pylist()[0]
         except UnicodeError:
             return Reject("text that is not UTF-8")
+        except (ArithmeticError, ImportError, ValueError) as fault:
+            return Reject(f"a value that cannot be read: {fault}")
+
+
+def rows_from(data: bytes) -> Rows:
+    """Rows from Arrow's bytes."""
+    import pyarrow as pa
+
+    return Rows(pa.ipc.open_stream(data).read_next_batch())
 
 
 class Row(NamedTuple):
@@ -102,7 +117,8 @@ def read_records(
     line = 0
     try:
         for line, data in enumerate(read_values(file.path, columns, seen), start=1):
-            if isinstance(data, bytes) and len(data) > LONGEST:
+            size = len(data) if isinstance(data, bytes) else data.rows.size if isinstance(data, Row) else 0
+            if size > LONGEST:
                 yield Record(file.name, line, Reject(f"record longer than {LONGEST >> 20} MiB"))
             elif not isinstance(data, bytes) or data.strip():
                 yield Record(file.name, line, data)
@@ -152,8 +168,10 @@ def parquet_rows(path: Path, columns: Sequence[str], seen: Callable[[int], None]
                 )
             )
             for batch in batches:
-                rows = Rows(batch)
                 seen(round(share * len(batch)))
-                yield from (Row(rows, number) for number in range(len(batch)))
+                together = max(1, min(len(batch), AT_ONCE * len(batch) // max(batch.nbytes, 1)))
+                for start in range(0, len(batch), together):
+                    rows = Rows(batch.slice(start, together))
+                    yield from (Row(rows, number) for number in range(min(together, len(batch) - start)))
     except (OSError, pa.ArrowException) as fault:
         raise UserError(f"{path}: no Parquet file, or damaged: {fault}") from None

@@ -22,6 +22,7 @@ from dflash_prep.tokenizer import ChatTokenizer
 
 MOST_CHARACTERS = 1000  # of a token, where the vocabulary gives no bound
 WORD = re.compile(r"\S{1,4096}")
+LINE = re.compile(r"(?<=\S)\n(?=\S)")
 SEGMENT = 1 << 20  # characters of plain text encoded at once: encoding takes a hundred times their memory
 
 
@@ -149,10 +150,18 @@ class SampleMaker:
         first, last = affixes(self._tokenizer)
         ids, start = [first], 0
         while start < len(text):
-            end = line_end(text, start, start + SEGMENT)
+            border = LINE.search(text, start + SEGMENT) if self._lines_are_apart else None
+            end = border.end() if border else len(text)
             ids.append(np.array(self._tokenizer.encoder.encode(text[start:end], add_special_tokens=False).ids, np.uint32))
             start = end
         return Encoded(np.concatenate([*ids, last]), None)
+
+    @cached_property
+    def _lines_are_apart(self) -> bool:
+        """Whether lines that neither end nor begin with a space have the same tokens alone as together, by trying kinds."""
+        encode = lambda text: self._tokenizer.encoder.encode(text, add_special_tokens=False).ids  # noqa: E731
+        kinds = "aZ1.,(é漢Я🙂_-"
+        return all(encode(f"{a}\n{b}") == encode(f"{a}\n") + encode(b) for a in kinds for b in kinds)
 
     @cached_property
     def _plain_specials(self) -> PlainSpecials:
@@ -205,16 +214,6 @@ class SampleMaker:
         if loss < self._options.min_loss_tokens:
             return Reject(f"fewer loss tokens than --min-loss-tokens: {loss}")
         return Sample.of(ids, spans)
-
-
-def line_end(text: str, start: int, end: int) -> int:
-    """The last place in (start, end] where a line begins and not with a space: no token crosses it. Or `end`."""
-    found = min(end, len(text))
-    while found < len(text) and (text[found - 1] != "\n" or text[found].isspace()):
-        found = text.rfind("\n", start, found - 1) + 1
-        if found <= start:
-            return end
-    return found
 
 
 def strings(value: object) -> Iterator[str]:

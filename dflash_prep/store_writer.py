@@ -20,13 +20,13 @@ import zstandard
 from dflash_prep.arrow import list_array, read_arrow, write_arrow
 from dflash_prep.dedup import Seen
 from dflash_prep.errors import Reject, UserError
-from dflash_prep.files import file_digest, read_json, sync_file, write_json
+from dflash_prep.files import canonical_json, digest, file_digest, read_json, sync_file, write_json
 from dflash_prep.near_dedup import NearSeen
 from dflash_prep.sample import Outcome, Sample
 from dflash_prep.store import FORMAT, INDEX_SCHEMA, SHARD_SCHEMA, VERSION
 
 PARTS, PROGRESS = "parts", "progress.json"
-SHARD_BYTES = 256 << 20
+SHARD_BYTES, SHARD_SAMPLES = 256 << 20, 1 << 19  # whichever is reached first: short samples cost memory by the piece
 CHUNK = 1 << 20
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near-duplicate"
 PART_SCHEMA = INDEX_SCHEMA.set(INDEX_SCHEMA.get_field_index("source"), pa.field("source", pa.int32())).append(
@@ -53,7 +53,7 @@ class Tally:
     lost: list[str] = field(default_factory=list)  # files that could not be read to their end, and from which record on
     sources: list[str] = field(default_factory=list)
     shards: list[dict] = field(default_factory=list)
-    parts: int = 0  # of the rejects
+    parts: list[dict] = field(default_factory=list)  # the checksums of each checkpoint's rejects and rows of the index
 
 
 class StoreWriter:
@@ -75,7 +75,7 @@ class StoreWriter:
         self._unique, self._shard_bytes = unique, shard_bytes
         self._parts.mkdir(exist_ok=True)
         progress = self._parts / PROGRESS
-        self.tally = Tally(**read_json(progress, "progress of this store")) if progress.exists() else Tally()
+        self.tally = read_tally(progress) if progress.exists() else Tally()
         self._sources = {name: number for number, name in enumerate(self.tally.sources)}
         self._names = list(self._sources)
         self._near = None if near is None else NearSeen(near)
@@ -100,7 +100,7 @@ class StoreWriter:
         tally.special_texts += outcome.spelled and any(kept)
         if outcome.lost:
             tally.lost.append(f"{outcome.source} from record {outcome.line} on: {outcome.samples[0]}")
-        if len(self._ids) + len(self._spans) >= self._shard_bytes:
+        if len(self._ids) + len(self._spans) >= self._shard_bytes or len(self._keys) >= SHARD_SAMPLES:
             self.checkpoint()
 
     def _take(self, outcome: Outcome, sample: Sample | Reject, like: int | None) -> bool:
@@ -173,10 +173,13 @@ class StoreWriter:
             )
             self._seen.pack()
             self._places.append((part["source"].to_numpy(), part["line"].to_numpy()))
-        sync_file(self._rejects_path(tally.parts))
-        tally.parts += 1
+        sync_file(self._rejects_path(len(tally.parts)))
+        files = {"rejects": self._rejects_path(len(tally.parts))}
+        files |= {"index": self._part(len(tally.shards) - 1)} if self._lengths else {}
+        tally.parts.append({name: file_digest(path) for name, path in files.items()})
         tally.sources = self._names
-        write_json(self._parts / PROGRESS, asdict(tally))
+        stated = asdict(tally)
+        write_json(self._parts / PROGRESS, stated | {"checksum": digest(canonical_json(stated))})
         self._begin()
 
     def _index_part(self, spans: np.ndarray) -> pa.RecordBatch:
@@ -210,7 +213,7 @@ class StoreWriter:
         """An empty shard, and a new part of the rejects."""
         self._ids, self._spans = bytearray(), bytearray()
         self._lengths, self._span_lengths, self._keys, self._from, self._lines, self._sketches = [], [], [], [], [], []
-        self._rejects = zstandard.ZstdCompressor().stream_writer(self._rejects_path(self.tally.parts).open("wb"))
+        self._rejects = zstandard.ZstdCompressor().stream_writer(self._rejects_path(len(self.tally.parts)).open("wb"))
 
     def _remove_unfinished(self) -> None:
         """Remove what an earlier writer began after its last finished shard."""
@@ -218,10 +221,16 @@ class StoreWriter:
         for path in self._directory.glob("shard-*"):
             if path.name not in finished:
                 path.unlink()
-        for shard in self.tally.shards:
-            path = self._directory / shard["file"]
-            if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                raise UserError(f"{path}: missing or of another size than when it was written; remove {self._directory}")
+        stated = [(self._directory / shard["file"], shard["checksum"]) for shard in self.tally.shards]
+        for number, part in enumerate(self.tally.parts):
+            stated.append((self._rejects_path(number), part["rejects"]))
+        indexes = [part["index"] for part in self.tally.parts if "index" in part]
+        stated += [(self._part(number), checksum) for number, checksum in enumerate(indexes)]
+        for path, checksum in stated:
+            if not path.is_file() or file_digest(path) != checksum:
+                raise UserError(
+                    f"{path}: missing or another than was written; remove {self._directory} and run the same again"
+                )
 
     def _recall(self, path: Path) -> None:
         """Know again the samples of a finished shard."""
@@ -240,7 +249,7 @@ class StoreWriter:
         self._rejects.close()
         path = self._directory / "rejects.jsonl.zst"
         with path.open("wb") as file, zstandard.ZstdCompressor(level=9).stream_writer(file) as packed:
-            for number in range(self.tally.parts + 1):
+            for number in range(len(self.tally.parts) + 1):
                 with (
                     self._rejects_path(number).open("rb") as source,
                     zstandard.ZstdDecompressor().stream_reader(source) as plain,
@@ -287,6 +296,15 @@ class StoreWriter:
         for number in range(len(self.tally.shards)):
             state.update("".join(read_arrow(self._part(number))["key"].to_pylist()).encode())
         return state.hexdigest()
+
+
+def read_tally(path: Path) -> Tally:
+    """What an earlier run had counted, if it is whole."""
+    stated = read_json(path, "progress of this store")
+    checksum = stated.pop("checksum", None)
+    if checksum != digest(canonical_json(stated)):
+        raise UserError(f"{path}: damaged, or of another release; remove {path.parent.parent} and run the same again")
+    return Tally(**stated)
 
 
 def special_counts(ids: np.ndarray, special: np.ndarray) -> Counter[str]:

@@ -86,17 +86,16 @@ def is_constant(environment: TracingEnvironment, source: str) -> bool:
     """
     tree = environment.parse(source)
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")} | {"messages", "tools"}
-    asking = [
-        node
-        for node in tree.find_all(nodes.If)
-        if any(n.name == PROMPTING for n in node.test.find_all(nodes.Name))
-        or (isinstance(node.test, nodes.Name) and node.test.name == PROMPTING)
-    ]
-    inside = {name.name for node in asking for name in node.find_all(nodes.Name)}
-    elsewhere = sum(name.name == PROMPTING for name in tree.find_all(nodes.Name)) > sum(
-        name.name == PROMPTING for node in asking for name in node.test.find_all(nodes.Name)
-    ) + sum(isinstance(node.test, nodes.Name) for node in asking)
-    return not elsewhere and not inside & own
+    own |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    conditions = [node for node in tree.find_all(nodes.If) if PROMPTING in names_in(nodes.Output([node.test]))]
+    asked = sum(names_in(nodes.Output([node.test])).count(PROMPTING) for node in conditions)
+    inside = {name for node in conditions for name in names_in(node)}
+    return asked == names_in(tree).count(PROMPTING) and not inside & own
+
+
+def names_in(node: nodes.Node) -> list[str]:
+    """The names that stand below a node."""
+    return [name.name for name in node.find_all(nodes.Name)]
 
 
 def to_json(

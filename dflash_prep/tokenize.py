@@ -65,11 +65,12 @@ def tokenize(
     one a core, or none but this process where the corpus is so small that it would be done before they have started.
     """
     with open_corpus(inputs) as corpus:
+        before = [state(file) for file in corpus.files]
         origin = describe(corpus, tokenizer, options)
         if is_taken(output):
             return Made(finished_store(output, origin).manifest, True)
         formats = {file: options.format or detect(records_of(file, options), options.columns) for file in corpus.files}
-        make = partial(SampleMaker, tokenizer, options, not set(formats.values()) <= {"text", "tokens"})
+        make = partial(SampleMaker, tokenizer, options, not set(formats.values()) <= {"text", "tokens", None})
         make()  # a template that does not compile, say, is found before anything is written
         with unfinished(output, worth_keeping) as directory:
             if (directory / "store.json").exists():  # an earlier run was killed just before the end
@@ -92,6 +93,9 @@ def tokenize(
                 for outcome in outcomes:
                     writer.take(outcome)
                 progress(Status(read["bytes"], total, writer.tally.records, writer.tokens))
+            if changed := [file.name for file, then in zip(corpus.files, before, strict=True) if state(file) != then]:
+                shutil.rmtree(directory / PARTS)
+                raise UserError(f"{changed[0]}: changed while it was read; run again once it is whole")
             check_rejects(writer, directory, inputs, output, options)
             used = dict(sorted(Counter(form or "unknown" for form in formats.values()).items()))
             manifest = writer.finish(origin | {"formats": used, "other_files": corpus.others})
@@ -119,6 +123,15 @@ def checksum(file: CorpusFile) -> str | None:
         return file_digest(file.path)
     except OSError:
         return None
+
+
+def state(file: CorpusFile) -> tuple[int, int] | None:
+    """A file's size and when it was last changed; None for one that cannot be looked at."""
+    try:
+        found = file.path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def size(file: CorpusFile) -> int:

@@ -1,6 +1,7 @@
 """Conversations: rendered as transformers does, assistant parts found exactly."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflash_prep.chat import ChatTemplate
 from dflash_prep.errors import Reject, UserError
-from tests.prep.support import chat
+from tests.prep.support import END, chat
 
 TEXT = st.text(max_size=20)
 
@@ -210,3 +211,60 @@ def test_loss_on_the_last_answer_or_on_everything(tiny, loss):
     said = [conversation.text[start:end] for start, end in conversation.spans]
     assert said == (["<think>y</think>d"] if loss == "last-assistant" else [conversation.text])
     assert len(ChatTemplate(tiny).conversation(chat("a"), loss="all").spans) == 1
+
+
+# The prompt says what the turn says only under a condition on the conversation, and the turn opens with it or not
+MOODS = (
+    "{% set ns = namespace(quiet=false) %}{% for m in messages %}{% if '/quiet' in m.content %}{% set ns.quiet = true %}"
+    "{% endif %}<{{ m.role }}>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if ns.quiet %}<think></think>{% else %}<think>{% endif %}{% endif %}"
+)
+
+
+def test_where_a_turn_begins_depends_on_its_own_conversation_alone(tiny):
+    """Whatever was rendered before: a worker sees some of the records only."""
+    loud, quiet = chat("a", "b", "c", "d"), chat("a /quiet", "b", "c", "d")
+    expected = {"loud": ["</think>b", "</think>d"], "quiet": ["b", "d"]}
+    for order in (("loud", "quiet"), ("quiet", "loud"), ("quiet", "quiet"), ("loud", "loud")):
+        template = ChatTemplate(replace(tiny, template=MOODS))
+        for name in order:
+            found = template.conversation({"loud": loud, "quiet": quiet}[name])
+            assert [found.text[start:end] for start, end in found.spans] == expected[name], order
+
+
+def test_a_prompt_that_opens_what_the_turn_does_not_go_on_with(tiny):
+    """As Nemotron has it: the prompt opens thinking with a newline, turns without any close it at once."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think></think>{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    assert said(tiny, template, chat("a", "b", "c", "d")) == ["<think></think>b", "<think></think>d"]
+
+
+@pytest.mark.parametrize("shown", ["c or ''", "c | default('', true)", "c if c else ''"])
+def test_an_empty_answer_that_leaves_no_trace_costs_no_other_turn(tiny, shown):
+    template = TURNS.replace("BODY", re.sub(r"\bc\b", "message.content", shown))
+    assert said(tiny, template, chat("a", "", "b", "c")) == ["c"]
+
+
+@pytest.mark.parametrize("loss", ["assistant", "last-assistant"])
+def test_several_generation_tags_a_turn_belong_to_it(tiny, tiny_reference, loss):
+    """The end token may have a tag of its own."""
+    template = (
+        "{% for m in messages %}<|im_start|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "|{% generation %}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    found = ChatTemplate(replace(tiny, template=template)).conversation(chat("a", "b", "c", "d"), loss=loss)
+    texts = [found.text[start:end] for start, end in found.spans]
+    assert texts == (["b", END, "d", END] if loss == "assistant" else ["d", END])
+
+
+def test_tojson_takes_its_arguments_in_transformers_order(tiny, tiny_reference):
+    for words in ("true", "false, 2", "false, none, [',', ':'], true", "indent=1, sort_keys=true"):
+        body = "{{ {'b': 'é', 'a': [1]} | tojson(" + words + ") }}"
+        expected = tiny_reference.apply_chat_template(chat("a"), chat_template=body, tokenize=False)
+        assert ChatTemplate(replace(tiny, template=body)).render(chat("a")) == expected
+
+
+def test_strings_format_themselves_as_ever(tiny):
+    assert ChatTemplate(replace(tiny, template="{{ messages[0].content.format(7) }}"))._traced(chat("a{}"), None) == "a7"

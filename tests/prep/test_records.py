@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -150,3 +151,47 @@ def test_an_unreadable_file_is_one_lost_record(tmp_path, monkeypatch):
     (only,) = records(tmp_path / "a.jsonl")
     assert str(only.data) == "cannot read the corpus: Permission denied"
     assert (only.line, only.excerpt()) == (1, "")
+
+
+def test_a_zst_that_repeats_itself_is_not_unpacked_at_once(tmp_path):
+    """A megabyte of it could hold gigabytes."""
+    line = b"x" * 4_000 + b"\n"
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(line * 40_000))
+    chunks = [len(chunk) for chunk in corpus.read_chunks(tmp_path / "a.jsonl.zst")]
+    assert sum(chunks) == len(line) * 40_000
+    assert max(chunks) < 64 << 20
+    assert (tmp_path / "a.jsonl.zst").stat().st_size < corpus.CHUNK
+
+
+def test_rows_travel_as_what_they_hold(tmp_path):
+    """Not with all the rows that were read with them."""
+    pq.write_table(pa.table({"text": [str(number) * 200_000 for number in range(10)] * 6}), tmp_path / "a.parquet")
+    rows = [record.data for record in records(tmp_path / "a.parquet")]
+    sizes = [len(pickle.dumps(row)) for row in rows]
+    assert max(sizes) < 1_000_000
+    assert [pickle.loads(pickle.dumps(row)).value() for row in rows] == [row.value() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2**62], pa.timestamp("us")),
+        pa.array([1, 1_000_000_001], pa.timestamp("ns")),
+        pa.array([1, 3], pa.duration("ns")),
+        pa.array([1, 2**31 - 1], pa.date32()),
+        pa.array([1, 2], pa.timestamp("s", tz="Mars/Phobos")),
+    ],
+    ids=str,
+)
+def test_values_that_python_has_not_cost_no_more_than_their_row(tmp_path, column):
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["user", "user"]), pa.array(["a", "b"]), column], ["role", "content", "at"]
+    )
+    messages = pa.ListArray.from_arrays([0, 1, 2], struct)
+    pq.write_table(pa.table({"messages": messages}), tmp_path / "a.parquet")
+    for record in records(tmp_path / "a.parquet"):
+        assert isinstance(record.excerpt(), str)
+        try:
+            record.data.value()
+        except Reject as reject:
+            assert str(reject).startswith("a value that cannot be read")

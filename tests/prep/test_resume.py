@@ -240,3 +240,36 @@ def test_the_command_says_where_it_went_on(corpus, tiny_directory, tmp_path, mon
     assert result.exit_code == 0, result.output
     assert "went on from record" in result.stdout
     assert_user_error(run("tokenize", *arguments, "--limit", 3), "holds a store of other inputs or options")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_unfinished_store_is_refused_or_made_whole(corpus, expected, tiny_directory, tmp_path, seed):
+    """Never a traceback, and never a store that is another."""
+    draw, output = random.Random(seed), tmp_path / "store"
+    child = start(corpus, tiny_directory, output, pause=0.02)
+    wait_for(lambda: finished(tmp_path / "store.partial" / "parts" / "progress.json") >= 2)
+    child.kill()
+    child.wait()
+    found = sorted(path for path in (tmp_path / "store.partial").rglob("*") if path.is_file() and path.name != ".lock")
+    path = draw.choice(found)
+    data = bytearray(path.read_bytes())
+    kind = draw.choice(["gone", "cut", "flipped", "garbage"])
+    if kind == "gone":
+        path.unlink()
+    else:
+        data = data[: len(data) // 2] if kind == "cut" else data if kind == "flipped" else bytearray(b"{}garbage")
+        if kind == "flipped" and data:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+    try:
+        tokenize(tuple(corpus.split(",")), load_tokenizer(str(tiny_directory)), output, OPTIONS, shard_bytes=SHARD)
+    except UserError as fault:
+        assert "remove" in str(fault), (path, kind)
+    else:
+        assert files(output) == expected
+
+
+def test_a_shard_ends_after_so_many_samples_too(corpus, tiny_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_prep.store_writer.SHARD_SAMPLES", 10)
+    made = tokenize(tuple(corpus.split(",")), load_tokenizer(str(tiny_directory)), tmp_path / "store", OPTIONS)
+    assert {shard["samples"] for shard in made.manifest["shards"][:-1]} <= set(range(10, 20))

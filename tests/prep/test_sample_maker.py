@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from dflash_prep.errors import Reject, UserError
 from dflash_prep.records import Record
 from dflash_prep.sample import Sample
 from dflash_prep.sample_maker import Options, SampleMaker
-from dflash_prep.tokenizer import ChatTokenizer
+from dflash_prep.tokenizer import ChatTokenizer, load_tokenizer
 from tests.prep.support import END, TURN, chat
 
 WIDE = Options(max_length=10**6)
@@ -57,8 +58,7 @@ def test_the_pieces_of_a_text_are_the_whole_text(tiny, text, most, segment):
     (whole,) = made(tiny, {"text": text}, "text", WIDE)
     ids, _ = unpacked(whole)
     with pytest.MonkeyPatch.context() as patch:
-        if "\n" in text.strip() and not {"\n\n", "\n ", " \n"} & {text[at : at + 2] for at in range(len(text))}:
-            patch.setattr(sample_maker, "SEGMENT", max(segment, *map(len, text.splitlines(keepends=True))))
+        patch.setattr(sample_maker, "SEGMENT", segment)
         pieces = made(tiny, {"text": text}, "text", Options(max_length=most, too_long="split"))
     found = [unpacked(piece) for piece in pieces]
     assert [token for part, _ in found for token in part] == ids
@@ -186,3 +186,37 @@ def test_loss_spans_are_those_found_by_looking_at_every_token(steps, drawn, tagg
     expected = [any((b > s and a < e) if tagged else (s <= a and b <= e) for s, e in spans) for a, b in offsets]
     if all(end >= start for (_, end), (start, _) in pairwise(offsets)):
         assert mask.tolist() == expected
+
+
+@pytest.mark.parametrize("segment", [1, 7, 40])
+def test_a_long_text_of_any_kind_has_the_tokens_of_the_whole(target_directory, segment, monkeypatch):
+    """The default target's: its pre-tokenizer joins spaces, newlines and what follows them in many ways."""
+    tokenizer = load_tokenizer(str(target_directory))
+    draw = Random(segment)
+    pieces = ["a", "word", " ", "  ", "\n", "\n\n", " \n", "\n ", ".", "12", "é漢", "🙂", "\t", "\r\n", "<|im_end|>", "_"]
+    for _ in range(60):
+        text = "".join(draw.choices(pieces, k=draw.randrange(1, 60)))
+        (whole,) = made(tokenizer, {"text": text}, "text", WIDE)
+        monkeypatch.setattr(sample_maker, "SEGMENT", segment)
+        assert made(tokenizer, {"text": text}, "text", WIDE) == (whole,), repr(text)
+        monkeypatch.undo()
+
+
+def test_specials_are_looked_for_in_all_that_is_said(tiny):
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": [f"a{END}"]}}}
+    for message in ({"content": "x", "reasoning_content": END}, {"content": "", "tool_calls": [call]}, {"content": END}):
+        value = {"messages": [*chat("a"), {"role": "assistant"} | message]}
+        (outcome,) = SampleMaker(tiny, WIDE._replace(special_text="reject"))(
+            [(Record("c", 1, json.dumps(value)), "messages")]
+        )
+        assert str(outcome.samples[0]) == "text that spells a special token"
+
+
+def test_what_is_nested_too_deeply_costs_itself_alone(tiny):
+    deep = json.loads("[" * 900 + "]" * 900)
+    good = {"messages": chat("a", "b")}
+    for key in ("tool_calls", "reasoning_content"):
+        bad = {"messages": [*chat("a"), {"role": "assistant", "content": "x", key: deep}]}
+        records = [(Record("c", 1, json.dumps(value)), "messages") for value in (good, bad, good)]
+        outcomes = SampleMaker(tiny, WIDE)(records)
+        assert [isinstance(outcome.samples[0], Reject) for outcome in outcomes] == [False, True, False]

@@ -106,6 +106,16 @@ def test_whitespace_between_content_and_end_of_turn_carries_loss(tiny, tiny_refe
     assert loss_texts(store, 0, tiny_reference) == [f"b\n\n{END}", f"d\n\n{END}"]
 
 
+@pytest.mark.parametrize(
+    ("tail", "learnt"), [("]<|im_end|>", f"]{END}"), ("</a>\n<|pad|><|im_end|>\n", f"</a>\n<|pad|>{END}")]
+)
+def test_what_a_template_writes_before_the_end_token_is_learnt_too(tiny, tiny_reference, tmp_path, tail, learnt):
+    """At serving the model writes it itself, or it would never come to the end token."""
+    template = tiny.template.replace("'<|im_end|>'", json.dumps(tail))
+    store = build(tmp_path, jsonl([chat("a", "b", "c", "d")]), replace(tiny, template=template))
+    assert loss_texts(store, 0, tiny_reference) == [f"b{learnt}", f"d{learnt}"]
+
+
 def test_a_template_without_end_of_turn_gives_loss_to_the_content_alone(tiny, tiny_reference, tmp_path):
     template = tiny.template.replace("'<|im_end|>'", "'|'")
     store = build(tmp_path, jsonl([chat("a", "b", "c", "d")]), replace(tiny, template=template))
@@ -343,3 +353,31 @@ def test_a_store_that_appears_meanwhile_is_left_as_it_is(tiny, tmp_path):
     shutil.rmtree(store)
     assert len(tokenize((str(tmp_path / "c.jsonl"),), tiny, store, ALL).manifest["shards"]) == 1
     assert sorted(os.listdir(tmp_path)) == ["c.jsonl", "store"]
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_refused(tiny, tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(jsonl([chat("a", str(number)) for number in range(5)]))
+
+    def cut(status):
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    with pytest.raises(UserError, match=r"c\.jsonl: changed while it was read"):
+        tokenize((str(path),), tiny, tmp_path / "store", ALL, cut)
+    assert os.listdir(tmp_path) == ["c.jsonl"]
+
+
+def test_an_empty_file_among_plain_texts_asks_for_no_template(tiny, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a b"}')
+    (tmp_path / "b.jsonl").write_text("")
+    bare = replace(tiny, template=None)
+    made = tokenize((str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")), bare, tmp_path / "store", ALL)
+    assert made.manifest["counts"]["samples"] == 1
+
+
+@pytest.mark.parametrize("name", ["c.JSONL.GZ", "c.jsonl.Zst"])
+def test_endings_count_in_any_case(tiny, tmp_path, name):
+    data = jsonl([chat("a", "b")])
+    packed = gzip.compress(data) if name.endswith("GZ") else zstandard.compress(data)
+    assert len(build(tmp_path, packed, tiny, name=name)) == 1
