@@ -114,7 +114,7 @@ def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | N
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
 @click.option("--endpoint", default="http://127.0.0.1:8000/v1", metavar="URL", help="An OpenAI-compatible server.")
 @click.option("--model", metavar="NAME", help="The target, as the server names it.  [default: the only one it serves]")
-@click.option("-o", "--output", type=PATH, default=ANSWERED, help="The new corpus, compressed if it ends in .zst or .gz.")
+@click.option("-o", "--output", type=PATH, default=ANSWERED, help="The new corpus: .jsonl, .jsonl.gz or .jsonl.zst.")
 @click.option(
     "--format",
     type=click.Choice(["messages", "sharegpt", "instruction", "prompt"]),
@@ -164,7 +164,10 @@ def regenerate(inputs, output, endpoint, model, api_key, concurrency, timeout, m
     server = Endpoint(endpoint, api_key, timeout, concurrency)
     with console.regenerating() as progress:
         report = run(inputs or (DEMO,), output, server, model, Options(**options), concurrency, max_reject_share, progress)
-    console.print_answers(output, report)
+    if report is None:
+        click.echo(f"{output} is there already: the same command had finished it")
+    else:
+        console.print_answers(output, report)
 
 
 @main.command("plan-epochs")

@@ -66,9 +66,9 @@ def read_chunks(path: Path, seen: Callable[[int], None] = lambda count: None) ->
     try:
         with path.open("rb", buffering=0) as raw:
             file = io.BufferedReader(Counted(raw, seen), CHUNK)
-            if path.suffix == ".zst":
+            if path.suffix.lower() == ".zst":
                 yield from unzstd(file)
-            elif path.suffix == ".gz":
+            elif path.suffix.lower() == ".gz":
                 with gzip.open(file) as plain:
                     # read1: what lies before damage is given, not lost with it
                     yield from iter(lambda: plain.read1(CHUNK), b"")
