@@ -7,8 +7,20 @@ from pathlib import Path
 
 import click
 
-from dflash_prep.command_line import MOST, Arguments, AutoRange, Bounds, Columns, FiniteRange, Place, Weight, one_line_errors
+from dflash_prep.command_line import (
+    MOST,
+    Arguments,
+    AutoRange,
+    Bounds,
+    Columns,
+    Filled,
+    FiniteRange,
+    Place,
+    Weight,
+    one_line_errors,
+)
 from dflash_prep.errors import UserError
+from dflash_prep.harmless import in_line
 
 DEMO = "data/demo.jsonl.zst"
 STORE, PLAN = Path("data/tokens"), Path("data/manifests")
@@ -24,7 +36,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
-@click.option("--tokenizer", metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]")
+@click.option(
+    "--tokenizer", type=Filled(), metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]"
+)
 @click.option("-o", "--output", type=PATH, default=STORE, help="The store.")
 @click.option(
     "--chat-template", metavar="FILE|NAME", help="A template's file, or one of several by name.  [default: the tokenizer's]"
@@ -104,7 +118,7 @@ def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | N
     with console.tokenizing() as progress:
         made = run(inputs or (DEMO,), loaded, output, Options(**options), progress, workers)
     if made.existed:
-        click.echo(f"{output} already holds this store")
+        click.echo(f"{in_line(output)} already holds this store")
     if made.resumed:
         click.echo(f"went on from record {made.resumed:,}, where an earlier run had stopped")
     console.print_store(output, made.manifest)
@@ -114,7 +128,7 @@ def tokenize(inputs, tokenizer: str | None, output: Path, chat_template: str | N
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
 @click.option("--endpoint", default="http://127.0.0.1:8000/v1", metavar="URL", help="An OpenAI-compatible server.")
 @click.option("--model", metavar="NAME", help="The target, as the server names it.  [default: the only one it serves]")
-@click.option("-o", "--output", type=PATH, default=ANSWERED, help="The new corpus, compressed if it ends in .zst or .gz.")
+@click.option("-o", "--output", type=PATH, default=ANSWERED, help="The new corpus: .jsonl, .jsonl.gz or .jsonl.zst.")
 @click.option(
     "--format",
     type=click.Choice(["messages", "sharegpt", "instruction", "prompt"]),
@@ -164,7 +178,10 @@ def regenerate(inputs, output, endpoint, model, api_key, concurrency, timeout, m
     server = Endpoint(endpoint, api_key, timeout, concurrency)
     with console.regenerating() as progress:
         report = run(inputs or (DEMO,), output, server, model, Options(**options), concurrency, max_reject_share, progress)
-    console.print_answers(output, report)
+    if report is None:
+        click.echo(f"{in_line(output)} is there already: the same command had finished it")
+    else:
+        console.print_answers(output, report)
 
 
 @main.command("plan-epochs")
@@ -273,8 +290,8 @@ def verify(plan: Path, data: tuple[Path, ...]):
     from dflash_prep.verify import verify as run
 
     for line in run(plan, data):
-        click.echo(line)
-    click.echo(f"{plan} holds")
+        click.echo(in_line(line))
+    click.echo(f"{in_line(plan)} holds")
 
 
 @main.command()
@@ -294,7 +311,7 @@ def report(plan: Path, data: tuple[Path, ...], output: Path):
 
     with console.waiting("planning every strategy once, to compare them"):
         write_report(plan, data, output)
-    click.echo(f"{output} written")
+    click.echo(f"{in_line(output)} written")
 
 
 @main.command()
@@ -307,14 +324,21 @@ def report(plan: Path, data: tuple[Path, ...], output: Path):
     metavar="N",
     help="Show this sample's text with the loss on it; may be repeated.  [default: an overview]",
 )
-@click.option("--key", metavar="HEX", help="Show the sample of this key, or of one that begins so.  [default: none]")
+@click.option(
+    "--key", type=Filled(), metavar="HEX", help="Show the sample of this key, or of one that begins so.  [default: none]"
+)
 @click.option(
     "--find", type=Place(), metavar="SOURCE:LINE", help="Show what was made of this record of the corpus.  [default: none]"
 )
 @click.option("--random", type=click.IntRange(min=1), metavar="N", help="Show so many random samples.  [default: none]")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the random samples.")
 @click.option("--tokens", is_flag=True, help="Show samples token by token, with number, id and loss.  [default: as text]")
-@click.option("--tokenizer", metavar="DIR|ID", help="Where the store's tokenizer is now.  [default: as the store states]")
+@click.option(
+    "--tokenizer",
+    type=Filled(),
+    metavar="DIR|ID",
+    help="Where the store's tokenizer is now.  [default: as the store states]",
+)
 @click.option(
     "--step",
     type=click.IntRange(min=0),

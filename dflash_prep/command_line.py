@@ -1,6 +1,7 @@
 """What commands share: faults of the input as one line, and the kinds of values that options take."""
 
 import functools
+import io
 import json
 import math
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import click
 
 from dflash_prep.errors import UserError
+from dflash_prep.harmless import in_line
 
 MOST_COPIES = 1000
 MOST = 2**31  # tokens or anchors: their sums then fit a plan's uint32 columns
@@ -20,6 +22,8 @@ def one_line_errors(command):
 
     @functools.wraps(command)
     def wrapped(*args, **kwargs):
+        if isinstance(sys.stdout, io.TextIOWrapper):  # no terminal's encoding ends a command
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             check_names(kwargs)
             return command(*args, **kwargs)
@@ -30,7 +34,7 @@ def one_line_errors(command):
         except OSError as fault:  # a path that may not be looked at, or cannot be one; a full disk
             reason = fault.strerror or str(fault)
             message = f"{fault.filename}: {reason}; check the path and its permissions" if fault.filename else reason
-        click.echo(f"error: {' '.join(message.split())}", err=True)
+        click.echo(f"error: {in_line(' '.join(message.split()))}", err=True)
         sys.exit(1)
 
     return wrapped
@@ -44,6 +48,15 @@ def check_names(arguments: dict[str, object]) -> None:
         for name in value if isinstance(value, tuple) else (value,):
             if isinstance(name, str | Path):
                 check_utf8(str(name))
+
+
+class Filled(click.ParamType):
+    """A text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value, param, ctx):
+        return value or self.fail("it is empty; leave the option out, or name something.", param, ctx)
 
 
 class FiniteRange(click.FloatRange):

@@ -19,25 +19,40 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from dflash_prep.harmless import in_line
+
 if TYPE_CHECKING:  # the other commands need nothing of it
     from dflash_prep.regenerate import Tally
     from dflash_prep.tokenize import Status
 
 CUT = {"truncated": "records cut to --max-length", "split": "records split", "pieces": "samples more by splitting"}
+MOST_SOURCES = 12  # lines; the others are summed up
+USUAL = 80  # columns where a terminal states none
 WIDE = 120  # columns of what goes to a file or a pipe: no figure is cut
 
 
 def output() -> Console:
     """Standard output, as wide as the terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    console = known_width()
+    return console if console.is_terminal else Console(width=WIDE, emoji=False)
+
+
+def known_width(**options: bool) -> Console:
+    """A console that has some columns: COLUMNS=0 is what some environments state."""
+    console = Console(emoji=False, **options)
+    return console if console.width > 0 else Console(width=USUAL, emoji=False, **options)
+
+
+def harmless(text: object) -> str:
+    """A text from anywhere as a cell or a title: neither markup nor anything that a terminal obeys."""
+    return escape(in_line(text))
 
 
 @contextmanager
 def counter(unit: str) -> Iterator[Callable[[int], None]]:
     """A running count on standard error, for work whose total is unknown; silent where that is no terminal."""
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
-    console = Console(stderr=True)
+    console = known_width(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(unit, total=None)
         yield lambda count: progress.advance(task, count)
@@ -47,7 +62,7 @@ def counter(unit: str) -> Iterator[Callable[[int], None]]:
 def tokenizing() -> Iterator[Callable[["Status"], None]]:
     """Records, tokens a second and the time left on standard error; silent where that is no terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
+    console = known_width(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task, begin, first = progress.add_task("reading", total=None), time.monotonic(), None
 
@@ -65,7 +80,7 @@ def tokenizing() -> Iterator[Callable[["Status"], None]]:
 def regenerating() -> Iterator[Callable[["Tally"], None]]:
     """Records, failures, tokens a second and the time left on standard error; silent where that is no terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
+    console = known_width(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
 
@@ -80,7 +95,7 @@ def regenerating() -> Iterator[Callable[["Tally"], None]]:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """A sign of life on standard error, silent where that is no terminal."""
-    console = Console(stderr=True)
+    console = known_width(stderr=True)
     with console.status(what) if console.is_terminal else nullcontext():
         yield
 
@@ -88,15 +103,15 @@ def waiting(what: str) -> Iterator[None]:
 def print_store(path: Path, manifest: dict) -> None:
     """A store's counts, each reason for a reject included."""
     counts = manifest["counts"]
-    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
+    table = Table(title=harmless(path), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name in ("records", "samples", "tokens", "loss_tokens", "longest"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     for reason, count in counts["rejected"].items():
-        table.add_row(f"rejected: {escape(reason)}", f"{count:,}")
+        table.add_row(f"rejected: {harmless(reason)}", f"{count:,}")
     for form, files in manifest.get("formats", {}).items():
-        table.add_row(f"files of format: {form}", f"{files:,}")
+        table.add_row(f"files of format: {harmless(form)}", f"{files:,}")
     for name, what in CUT.items():
         if counts.get(name):
             table.add_row(what, f"{counts[name]:,}")
@@ -112,10 +127,10 @@ def print_store(path: Path, manifest: dict) -> None:
 
 def print_answers(path: Path, report: dict) -> None:
     """What a regenerated corpus came to, each reason for a failure included."""
-    table = Table(title=escape(str(path)), title_justify="left", show_header=False)
+    table = Table(title=harmless(path), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("model", escape(report["model"]))
+    table.add_row("model", harmless(report["model"]))
     rows = {"records": report["records"]} | report["counts"]
     rows |= {f"files of format: {form}": files for form, files in report["formats"].items()}
     if report["other_files"]:
@@ -123,7 +138,7 @@ def print_answers(path: Path, report: dict) -> None:
     if report["options"]["limit"] == report["records"]:
         rows["stopped at --limit"] = report["records"]
     for name, count in rows.items():
-        table.add_row(escape(name), f"{count:,}")
+        table.add_row(harmless(name), f"{count:,}")
     output().print(table)
     print_lost(report["lost_files"])
 
@@ -131,7 +146,9 @@ def print_answers(path: Path, report: dict) -> None:
 def print_lost(files: list[str]) -> None:
     """A warning for each file that could not be read to its end."""
     for file in files:
-        Console(stderr=True).print(f"warning: lost: {file}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        known_width(stderr=True).print(
+            f"warning: lost: {in_line(file)}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def print_plan(path: Path | None, manifest: dict) -> None:
@@ -139,7 +156,7 @@ def print_plan(path: Path | None, manifest: dict) -> None:
 
     With a measured cost its hours, too.
     """
-    title = f"{escape(str(path or 'not written'))}: {manifest['strategy']}, {manifest['slots']} slots"
+    title = f"{harmless(path or 'not written')}: {manifest['strategy']}, {manifest['slots']} slots"
     table = Table(title=title, title_justify="left")
     headings = "epoch", "steps", "micro-batches", "samples", "real tokens", "padded tokens", "real share", "anchors"
     for heading in headings:
@@ -155,16 +172,28 @@ def print_plan(path: Path | None, manifest: dict) -> None:
         describe(manifest["certificate"]),
     ]
     if len(manifest["sources"]) > 1 or manifest["weights"]:
-        lines += [
-            f"source {name or '(unnamed)'}: {source['samples']:,} x {source['weight']:g} = {source['per_epoch']:,} an epoch"
-            for name, source in manifest["sources"].items()
-        ]
+        lines += describe_sources(manifest["sources"])
     if manifest["calibrated"]:
         lines.append(
             f"{manifest['certificate']['seconds'] / 3600:,.2f} hours on {manifest['slots']} workers like the calibrated one"
         )
     for line in lines:
-        output().print(line, soft_wrap=True, highlight=False, markup=False)
+        output().print(in_line(line), soft_wrap=True, highlight=False, markup=False)
+
+
+def describe_sources(sources: dict[str, dict]) -> list[str]:
+    """A line a source, or one each for the largest and the sum of the others."""
+    many = len(sources) > MOST_SOURCES + 1
+    ranked = sorted(sources, key=lambda name: -sources[name]["per_epoch"]) if many else list(sources)
+    shown = ranked[:MOST_SOURCES] if many else ranked
+    lines = []
+    for name in shown:
+        samples, weight, drawn = (sources[name][key] for key in ("samples", "weight", "per_epoch"))
+        lines.append(f"source {name or '(unnamed)'}: {samples:,} x {weight:g} = {drawn:,} an epoch")
+    if others := [sources[name] for name in ranked[len(shown) :]]:
+        samples, drawn = (sum(source[key] for source in others) for key in ("samples", "per_epoch"))
+        lines.append(f"{len(others):,} other sources: {samples:,} samples, {drawn:,} an epoch")
+    return lines
 
 
 def describe(certificate: dict) -> str:
@@ -187,7 +216,7 @@ def figure(value: float | None, form: str) -> str:
 
 def describe_buckets(manifest: dict) -> str:
     """The boundaries and how good they are: the curve of more and fewer buckets, and the distance from the optimum."""
-    if not manifest["curve"]:
+    if not manifest.get("curve"):
         return f"boundaries {manifest['boundaries'] or 'cut by step'}"
     curve, chosen, bounds = manifest["curve"]["seconds"], manifest["curve"]["chosen"], manifest["boundaries"]
     floor = min(curve)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dflash_prep.corpus import CHUNK, check_input
 from dflash_prep.errors import UserError
-from dflash_prep.files import check_utf8
+from dflash_prep.files import check_utf8, resolved
 from dflash_prep.records import CorpusFile
 
 ENDINGS = (*(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst")), ".parquet")
@@ -40,7 +40,18 @@ def open_corpus(inputs: tuple[str, ...]) -> Iterator[Corpus]:
             found, passed = find_files(name)
             files += [CorpusFile(str(path), path) for path in found]
             others += passed
+        check_once(files)
         yield Corpus(files, others)
+
+
+def check_once(files: list[CorpusFile]) -> None:
+    """Refuse a file that is named twice, whatever by: its records would count twice."""
+    names: dict[Path, str] = {}
+    for file in files:
+        place = resolved(file.path)
+        if place in names:
+            raise UserError(f"{file.name}: is read twice, first as {names[place]}; name it once")
+        names[place] = file.name
 
 
 def find_files(name: str) -> tuple[list[Path], int]:
@@ -76,11 +87,20 @@ def is_ours(folder: Path, file: Path) -> bool:
 @contextmanager
 def kept_stdin() -> Iterator[Path]:
     """A temporary file of what standard input holds, named by what its first bytes say it is."""
+    if sys.stdin is None:
+        raise UserError("-: standard input is closed; pipe the records into it, or name a file")
     stream = sys.stdin.buffer
-    start = stream.read(CHUNK)
-    ending = next((ending for magic, ending in MAGIC.items() if start.startswith(magic)), ".json")
-    with tempfile.NamedTemporaryFile(prefix="dflash-prep-", suffix=ending) as file:
-        file.write(start)
-        shutil.copyfileobj(stream, file, CHUNK)
-        file.flush()
+    with ExitStack() as stack:
+        try:
+            start = stream.read(CHUNK)
+            ending = next((ending for magic, ending in MAGIC.items() if start.startswith(magic)), ".json")
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="dflash-prep-", suffix=ending))
+            file.write(start)
+            shutil.copyfileobj(stream, file, CHUNK)
+            file.flush()
+        except OSError as fault:
+            raise UserError(
+                f"-: cannot keep standard input in {tempfile.gettempdir()}: {fault.strerror or fault}; make room there, set "
+                "TMPDIR to another directory, or name a file"
+            ) from None
         yield Path(file.name)

@@ -9,7 +9,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from dflash_prep.unfinished import LOCK, locked, remove
 
 VERSION = 1
 MISSING = -1
+ORIGIN = "origin"
 
 
 class Entry(NamedTuple):
@@ -37,10 +38,13 @@ class Journal:
         self.path = path
         with ExitStack() as stack:
             stack.enter_context(locked(path))
-            check_origin(path, {"version": VERSION} | json.loads(json.dumps(origin)))
-            self._file = stack.enter_context((path / "journal").open("a+b", buffering=0))
-            self._places = array("q")  # of each record's line: twice its offset, and 1 more where it was not kept
-            self._end = self._load()
+            try:
+                check_origin(path, {"version": VERSION} | json.loads(json.dumps(origin)))
+                self._file = stack.enter_context((path / "journal").open("a+b", buffering=0))
+                self._places = array("q")  # of each record's line: twice its offset, and 1 more where it was not kept
+                self._end = self._load()
+            except OSError as fault:
+                raise self._unwritable(fault) from None
             self._held = stack.pop_all()
 
     def __enter__(self):
@@ -72,7 +76,7 @@ class Journal:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as fault:
-            raise UserError(f"{self.path}: cannot write: {fault.strerror}; make room and run the same again") from None
+            raise self._unwritable(fault) from None
         self._note(number, entry.kept, self._end)
         self._end += len(line)
 
@@ -88,8 +92,15 @@ class Journal:
                 yield read[1]
 
     def remove(self) -> None:
-        """Remove it all, the lock last."""
-        remove(self.path)
+        """Remove it all, the lock last: once it is gone another process may begin here, which is then left alone."""
+        with suppress(OSError):
+            for entry in self.path.iterdir():
+                if entry.name not in (ORIGIN, LOCK):  # while the origin is there, what a kill leaves is a journal
+                    entry.unlink()
+            remove(self.path)
+
+    def _unwritable(self, fault: OSError) -> UserError:
+        return UserError(f"{self.path}: cannot write: {fault.strerror}; make room and run the same again")
 
     def _place(self, number: int) -> int:
         return self._places[number] if number < len(self._places) else MISSING
@@ -128,7 +139,7 @@ def read_line(line: bytes) -> tuple[int, Entry] | None:
 
 def check_origin(path: Path, origin: dict) -> None:
     """Hold a journal's origin against this run's, and state it where the journal is new."""
-    file = path / "origin"
+    file = path / ORIGIN
     if file.exists():
         other = read_json(file, "origin of the answers")
         differs = [key for key in sorted({*origin, *other}) if origin.get(key) != other.get(key)]
@@ -138,6 +149,6 @@ def check_origin(path: Path, origin: dict) -> None:
                 "to begin anew, or choose another output with -o"
             )
         return
-    if foreign := {entry.name for entry in path.iterdir()} - {LOCK, "origin.new"}:
+    if foreign := {entry.name for entry in path.iterdir()} - {LOCK, f"{ORIGIN}.new"}:
         raise UserError(f"{path}: is to hold the answers, but has {min(foreign)}; move it away, or choose another with -o")
     write_json(file, origin)

@@ -4,35 +4,31 @@ Records are asked for in parallel and noted in a journal as they are finished; t
 the order of the input. So memory holds the records in flight and eight bytes for each other.
 """
 
-import gzip
 import json
 import os
 import queue
-import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-import zstandard
-
-from dflash_prep.answers import COUNTED, TOKENS, regenerated
+from dflash_prep.answers import TOKENS, regenerated
 from dflash_prep.endpoint import Answer, Endpoint, NoAnswer, Refused
 from dflash_prep.errors import Reject, UserError
-from dflash_prep.files import resolved, sync_file
+from dflash_prep.files import resolved
 from dflash_prep.formats import Dialogue, detect, parse
 from dflash_prep.inputs import open_corpus
 from dflash_prep.journal import Entry, Journal
+from dflash_prep.outcome import beside, check_place, is_finished, taken, write
 from dflash_prep.records import CorpusFile, Lost, Record
 from dflash_prep.tokenize import checksum, records_of
 from dflash_prep.unfinished import reason_of
 
-DRAFT = "output"  # in the journal's directory; no name that a corpus' file could have
 UNANSWERED = 16  # records in a row without an answer, and at least twice those in flight: the server is gone
 
 
@@ -76,10 +72,13 @@ def regenerate(
     concurrency: int = 32,
     max_reject_share: float = 0.05,
     progress: Callable[[Tally], None] = lambda tally: None,
-) -> dict:
-    """Write `output` from a corpus, with the answers of `model` (None: the only one served); returns what it came to."""
+) -> dict | None:
+    """Write `output` from a corpus, with the answers of `model` (None: the only one served); returns what it came to.
+
+    None where a run of the same had just finished it when it was killed.
+    """
     output = resolved(output)
-    check_free(output)
+    check_place(output)
     model = served(endpoint, model)
     with open_corpus(inputs) as corpus:
         rejects = beside(output, "rejects.jsonl.zst")  # of an earlier try, if the output goes into a directory of the corpus
@@ -94,14 +93,23 @@ def regenerate(
             "options": options._asdict(),
         }
         with Journal(beside(output, "partial"), origin) as journal:
+            if is_finished(output):
+                journal.remove()
+                return None
             if os.path.lexists(output) and not journal.begun():  # whoever had the journal before has finished just now
                 journal.remove()
-                check_free(output)
-            lost = ask_all(Asker(endpoint, model, options), formats, journal, total, concurrency, progress)
+                raise taken(output)
             try:
+                lost = ask_all(Asker(endpoint, model, options), formats, journal, total, concurrency, progress)
                 counts = write(journal, total, output, max_reject_share)
             except OSError as fault:
                 raise UserError(f"{reason_of(fault, output)}; make room and run the same again") from None
+            except KeyboardInterrupt as fault:
+                kept = sum(map(journal.kept, range(total)))
+                raise UserError(
+                    f"{reason_of(fault, output)}; the {kept} of {total} records that are finished are kept in "
+                    f"{journal.path}: run the same again to go on"
+                ) from None
             journal.remove()
     return {
         "model": model,
@@ -112,21 +120,6 @@ def regenerate(
         "lost_files": lost,
         "options": options._asdict(),
     }
-
-
-def beside(output: Path, ending: str) -> Path:
-    """A name of ours next to the output's."""
-    return output.with_name(f"{output.name}.{ending}")
-
-
-def check_free(output: Path) -> None:
-    """Refuse an output that is there: it is finished, or not ours. What a run killed at its very end left is removed."""
-    if os.path.lexists(output):
-        partial = beside(output, "partial")
-        with suppress(OSError):
-            if os.path.samefile(partial / DRAFT, output):
-                shutil.rmtree(partial)
-        raise UserError(f"{output}: is there already; remove it or choose another with -o")
 
 
 def served(endpoint: Endpoint, model: str | None) -> str:
@@ -269,62 +262,3 @@ def in_parallel(work: Callable, tasks: Iterable, threads: int) -> Iterator[Itera
     finally:
         for _ in range(threads):
             asked.put(None)
-
-
-def write(journal: Journal, total: int, output: Path, max_reject_share: float) -> dict[str, int]:
-    """Write the rejects and, unless they are too many, the output; returns all counts."""
-    counts, reasons = Counter(), Counter()
-    rejects, failures = beside(output, "rejects.jsonl.zst"), journal.failures()
-    too_many = failures == total or failures > max_reject_share * total
-    draft, draft_rejects = journal.path / DRAFT, journal.path / "rejects"
-    with packed(draft_rejects, ".zst") as bad, packed(draft, output.suffix) as good:
-        for entry in journal.entries(total):
-            if not entry.kept:
-                reasons += entry.counts
-                bad.write(entry.row + b"\n")
-            elif not too_many:
-                counts += entry.counts
-                good.write(entry.row + b"\n")
-    if failures:
-        os.replace(draft_rejects, rejects)
-    else:
-        rejects.unlink(missing_ok=True)  # of an earlier try
-    if too_many:
-        draft.unlink()
-        named = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
-        allowed = "nothing was kept" if failures == total else f"more than --max-reject-share {max_reject_share:g} allows"
-        raise UserError(
-            f"{failures} of {total} records failed ({named}): {allowed}; see {rejects}, and run the same again to ask for "
-            f"these alone: the others are kept in {journal.path}"
-        )
-    place(draft, output)
-    kept = {"conversations": total - failures} | {name: counts[name] for name in COUNTED if counts[name]}
-    return kept | {f"failed: {reason}": count for reason, count in reasons.most_common()}
-
-
-@contextmanager
-def packed(path: Path, suffix: str) -> Iterator[BinaryIO]:
-    """A file to write to, compressed as `suffix` says, flushed to the disk at the end; same content, same bytes."""
-    with path.open("wb") as file:
-        if suffix == ".zst":
-            with zstandard.ZstdCompressor(level=9).stream_writer(file, closefd=False) as stream:
-                yield stream
-        elif suffix == ".gz":
-            with gzip.GzipFile("", "wb", 6, file, mtime=0) as stream:
-                yield stream
-        else:
-            yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def place(draft: Path, output: Path) -> None:
-    """Make `draft` be `output`, which must not be there."""
-    try:
-        os.link(draft, output)
-    except FileExistsError:
-        raise UserError(f"{output}: appeared meanwhile; move it away and run the same again") from None
-    except OSError:  # a file system without links
-        check_free(output)
-        os.rename(draft, output)
-    sync_file(output.parent)

@@ -4,16 +4,15 @@ Loss is green, special tokens are reversed, what stands for a control character 
 between ⟦ and ⟧. Whatever comes from a corpus is written as it is but for control characters: no markup, no wrapping.
 """
 
-import io
 import re
-import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from dflash_prep.console import output, print_store
+from dflash_prep.console import MOST_SOURCES, output, print_store
+from dflash_prep.harmless import HIDDEN, escaped, in_line
 from dflash_prep.lookup import Found
 from dflash_prep.overview import Bin, Source, examples, length_bins, loss_bins, quantiles, sources
 from dflash_prep.store import Store
@@ -21,31 +20,18 @@ from dflash_prep.store import Store
 OPEN, CLOSE = "⟦", "⟧"
 LOSS, SPECIAL, ESCAPED, HEADING, FAINT = map(Style.parse, ("green", "reverse", "underline", "bold", "dim"))
 PLAIN = Style.null()
-# Control characters but for tab and newline; what reorders or hides text, or breaks lines; lone surrogates.
-HIDDEN = (
-    "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\ud800-\\udfff"
-)
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MOST_SOURCES = 12
 BAR = 40  # columns of the longest bar, where there is room
-
-
-def escaped(character: str) -> str:
-    """A character as an escape of ASCII characters."""
-    return character.encode("unicode_escape").decode()
 
 
 class Page:
     """Standard output, written in styled parts; `marks` tells whether loss has to be marked for lack of colour."""
 
     def __init__(self):
-        if isinstance(sys.stdout, io.TextIOWrapper):  # no terminal's encoding ends a command
-            sys.stdout.reconfigure(errors="backslashreplace")
         self.console: Console = output()
         self.marks = self.console.color_system is None or self.console.no_color
         self.told = f", between {OPEN} and {CLOSE}" if self.marks else ", in green"
         self._hidden = re.compile(f"([{HIDDEN}{OPEN + CLOSE if self.marks else ''}])")
-        self._hidden_in_line = re.compile(f"([{HIDDEN}\t\n])")
 
     def write(self, *parts: tuple[str, Style]) -> None:
         """Write texts as they are, each line styled by itself: pagers forget a style at a line's end."""
@@ -57,16 +43,12 @@ class Page:
 
     def line(self, text: str = "", style: Style = PLAIN) -> None:
         """Write one line of our own or of names, control characters escaped."""
-        self.write((self.in_line(text) + "\n", style))
+        self.write((in_line(text) + "\n", style))
 
     def title(self, text: str) -> None:
         """Write a heading after an empty line."""
         self.line()
         self.line(text, HEADING)
-
-    def in_line(self, text: str) -> str:
-        """A text as it stands inside a line."""
-        return self._hidden_in_line.sub(lambda found: escaped(found[0]), text)
 
     def shown(self, text: str, style: Style) -> list[tuple[str, Style]]:
         """A text of several lines, what is escaped in it styled apart."""
@@ -182,7 +164,7 @@ def show_tokens(page: Page, sample: Found, tokenizer) -> None:
         spelled = tokenizer.backend.id_to_token(token)  # as the vocabulary has it, bytes that are no character included
         named = nameless(token, tokenizer) or (f'"{text}"' if text else f"part of what follows: {spelled}")
         start = f"{number:>7} {token:>7}  {'loss' if loss else '   -'}  "
-        page.write((start, LOSS if loss else PLAIN), (page.in_line(named), style), ("\n", PLAIN))
+        page.write((start, LOSS if loss else PLAIN), (in_line(named), style), ("\n", PLAIN))
 
 
 def show_step(page: Page, heading: str, rows: Sequence[dict], fact: Callable[[int], tuple[int, str]]) -> None:

@@ -3,7 +3,7 @@
 from dflash_prep.errors import UserError
 from dflash_prep.rules import broken, counts, list_of, number, object_of, optional, text, values_of, whole
 
-KNOWN = number(-1e300, 1e300)
+KNOWN, POSITIVE = number(-1e300, 1e300), number(1e-300, 1e300)
 COUNTS = "fewest_copies", "most_copies", "most_tokens", "most_anchors", "slots_per_step", "empty_slots"
 SHARES = "real_token_share", "padding_share", "seconds", "gap_to_optimum", "straggler_share", "straggler_share_of_cost"
 CERTIFICATE = {
@@ -13,14 +13,20 @@ CERTIFICATE = {
     "straggler_cost": text(),
 }
 SOURCE = object_of({"samples": whole(0), "weight": KNOWN, "per_epoch": whole(0)})
+EPOCH = object_of({"padded_tokens": whole(1)})
 PLAN = {
     "certificate": object_of(CERTIFICATE),
     "curve": optional(
-        object_of({"seconds": list_of(KNOWN, least=1), "chosen": KNOWN, "optimum": KNOWN, "padding": list_of(KNOWN, 1)})
+        object_of(
+            {"seconds": list_of(POSITIVE, least=1), "chosen": POSITIVE, "optimum": POSITIVE, "padding": list_of(KNOWN, 1)}
+        )
     ),
     "sources": values_of(SOURCE),
+    "epochs": list_of(EPOCH),
+    "holdout_set": optional(EPOCH),
 }
 STORE = {  # each only where it is stated
+    "counts": object_of(dict.fromkeys(("truncated", "split", "pieces"), optional(whole(0)))),
     "formats": counts,
     "special_texts": whole(0),
     "other_files": whole(0),

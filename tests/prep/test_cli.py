@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from dflash_prep.cli import STORE, main
 from dflash_prep.command_line import FiniteRange, one_line_errors
+from tests.prep.chat_server import serving
 from tests.prep.support import assert_user_error, chat, jsonl, make_store, make_tokenizer, run
 
 COMMANDS = sorted(main.commands)
@@ -412,3 +413,48 @@ def test_two_stores_are_planned_and_proven_together(here):
     assert_user_error(run("verify", "plan"), "no token store here")
     assert run("verify", "plan", "--data", "moved", "--data", "other").exit_code == 0
     assert_user_error(run("verify", "plan", "--data", "other", "--data", "moved"), "not the store that")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_encoding_of_the_terminal_ends_a_command(here, tiny_directory, command):
+    """Names that ASCII has not, with output in ASCII: tables escape them, and click writes its own lines as UTF-8."""
+    (here / "ü☃.jsonl").write_bytes(jsonl([chat("What is it?", "An answer. " * (1 + number)) for number in range(12)]))
+    make = ["tokenize", "ü☃.jsonl", "--tokenizer", tiny_directory, "-o", "ü☃"]
+    plan = ["plan-epochs", "--data", "ü☃", "-o", "plan ü☃", "--epochs", 1, "--slots", 2]
+    assert run(*make).exit_code == 0 and run(*plan).exit_code == 0
+    arguments = {
+        "tokenize": make,
+        "plan-epochs": [*plan[:4], "other ü☃", *plan[5:]],
+        "verify": ["verify", "plan ü☃"],
+        "report": ["report", "plan ü☃", "-o", "ü☃.html"],
+        "inspect": ["inspect", "ü☃"],
+        "regenerate": ["regenerate", "ü☃.jsonl", "-o", "regenerated ü☃.jsonl"],
+    }[command]
+    with serving(models={"data": [{"id": "modèle ☃"}]}) as server:
+        arguments += ["--endpoint", server.url] if command == "regenerate" else []
+        result = CliRunner(charset="ascii").invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert re.search(r"\\u2603|☃", result.stdout_bytes.decode())
+
+
+def test_an_empty_tokenizer_is_wrong_usage(corpus):
+    assert run("tokenize", corpus, "--tokenizer", "").exit_code == 2
+
+
+def test_an_error_shows_nothing_that_a_terminal_obeys(here):
+    result = run("tokenize", "gone\x1b[2J\u202e\x07.jsonl")
+    assert_user_error(result, r"gone\x1b[2J\u202e\x07.jsonl")
+
+
+@pytest.mark.parametrize("command", ["tokenize", "regenerate"])
+def test_a_closed_standard_input_is_one_line(here, tiny_directory, command):
+    with serving() as server:
+        given = ["--tokenizer", str(tiny_directory)] if command == "tokenize" else ["--endpoint", server.url]
+        code = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        main_code = "from dflash_prep.cli import main; main()"
+        closed = f"import os; os.close(0); {code}"
+        result = subprocess.run(
+            [sys.executable, "-c", closed, "-c", main_code, command, "-", *given], capture_output=True, text=True
+        )
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert "standard input is closed" in result.stderr

@@ -1,6 +1,8 @@
 """One server: what is asked again, what is not, and what counts as an answer."""
 
+import contextlib
 import json
+import sys
 import time
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from dflash_prep import endpoint
 from dflash_prep.endpoint import RETRIES, Endpoint, NoAnswer, Refused, is_local, retry_after
 from dflash_prep.errors import Reject, UserError
-from tests.prep.chat_server import MODEL, completion, reply, serving
+from tests.prep.chat_server import MODEL, Handler, completion, reply, serving
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Why?"}]}
 SAID = {"role": "assistant", "content": "So."}
@@ -112,7 +114,9 @@ def test_reasoning_and_calls_are_kept_and_nothing_else():
     assert answer.message == {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]}
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}, {"completion_tokens": "5"}])
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"completion_tokens": None}, {"completion_tokens": "5"}, {"completion_tokens": 10**9}]
+)
 def test_a_server_may_count_no_tokens(usage):
     with serving(lambda body: completion(SAID) | {"usage": usage}) as server:
         assert Endpoint(server.url).ask(BODY).tokens == 0
@@ -141,8 +145,6 @@ def test_a_slow_answer_times_out_and_is_asked_again(monkeypatch, drip):
 
 def slow_once(monkeypatch, server) -> None:
     """Let the first answer come a byte every tenth of a second: each in time, the whole far too late."""
-    from tests.prep.chat_server import Handler
-
     whole = Handler.send
 
     def send(self, outcome):
@@ -159,9 +161,59 @@ def slow_once(monkeypatch, server) -> None:
     monkeypatch.setattr(Handler, "send", send)
 
 
+ENDLESS = {
+    "interim responses": (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+    "a status line": (b"HTTP/1.1 200 ", b"O"),
+    "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    "a body": (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_the_timeout_ends_whatever_never_ends(monkeypatch, name):
+    """Each piece comes well in time, and there is always one more."""
+    start, piece = ENDLESS[name]
+
+    def send(self, outcome):
+        self.wfile.write(start)
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(piece)
+                time.sleep(0.02)
+
+    monkeypatch.setattr(Handler, "send", send)
+    monkeypatch.setattr(endpoint, "RETRIES", 1)
+    with serving() as server:
+        with pytest.raises(NoAnswer, match="timed out: no whole answer"):
+            Endpoint(server.url, timeout=0.2).ask(BODY)
+        with pytest.raises(UserError, match="no server answers here"):
+            Endpoint(server.url, timeout=0.2).models()
+
+
+def test_a_connection_that_is_used_again_has_the_whole_time_again(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(endpoint.time, "monotonic", lambda: clock[0])
+    with serving() as server:
+        asked = Endpoint(server.url, timeout=5)
+        for _ in range(3):
+            assert asked.ask(BODY).finish == "stop"
+            clock[0] += 4.0
+
+
 def test_an_endless_answer_is_refused(monkeypatch):
     monkeypatch.setattr(endpoint, "MOST_BYTES", 1000)
-    with serving(lambda body: b" " * 5000) as server, pytest.raises(Refused, match="an answer of more than"):
+    with serving(lambda body: b" " * 5000, models=b" " * 5000) as server:
+        with pytest.raises(Refused, match="an answer of more than"):
+            Endpoint(server.url).ask(BODY)
+        with pytest.raises(UserError, match=r"lists no models \(an answer of more than"):
+            Endpoint(server.url).models()
+
+
+def test_what_cannot_be_unpacked_is_a_malformed_answer(monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
+    packed = 200, {"Content-Encoding": "gzip"}, b"garbage"
+    with serving(lambda body: packed) as server, pytest.raises(NoAnswer, match="malformed answer"):
         Endpoint(server.url).ask(BODY)
 
 
@@ -189,12 +241,59 @@ def test_text_that_is_no_utf8_is_not_sent():
         assert not server.requests
 
 
-@pytest.mark.parametrize(
-    "url", ["", "nonsense", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://[::1/v1", "http://a\0b"]
-)
+NO_URLS = ["", "nonsense", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://[::1/v1", "http://a\0b", "http://a..b/v1"]
+NO_URLS += [f"http://{'a' * 64}.org/v1", "http://☃☃.org/v1", "http://x:65536/v1", "http://x:0/v1", "http://\ud800/v1"]
+
+
+@pytest.mark.parametrize("url", NO_URLS)
 def test_no_url(url):
     with pytest.raises(UserError):
         Endpoint(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://me:secret@x/v1", "http://me:sec/secret@x", "http://me:secret@x:99999/v1"])
+def test_a_password_in_the_url_is_never_told(url):
+    with pytest.raises(UserError, match=r"//\*\*\*@") as caught:
+        Endpoint(url)
+    assert "sec" not in str(caught.value)
+
+
+def test_a_password_in_the_url_is_sent_and_never_told():
+    with serving() as server:
+        url = server.url.replace("//", "//me:secret@")
+        answering = Endpoint(url)
+        answering.ask(BODY)
+        assert server.headers[0]["Authorization"].startswith("Basic ")
+    with pytest.raises(UserError) as caught:
+        Endpoint(url).models()
+    assert "secret" not in str(caught.value) + answering.url
+
+
+BAD_ENVIRONMENT = {
+    "HTTPS_PROXY": ["socks5://127.0.0.1:1", "gopher://me:secret@127.0.0.1:1", "http://[::1", "http://x:port"],
+    "ALL_PROXY": ["nonsense://"],
+    "SSL_CERT_FILE": ["/nowhere.pem", __file__],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD_ENVIRONMENT.items() for value in values])
+def test_a_variable_that_cannot_be_used_is_named(monkeypatch, name, value):
+    for other in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir"):
+        monkeypatch.delenv(other, raising=False)
+        monkeypatch.delenv(other.upper(), raising=False)
+    monkeypatch.setenv(name, value)
+    if value.startswith("socks"):
+        monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(UserError, match=f"^{name}, a variable of the environment, cannot be used") as caught:
+        Endpoint("https://elsewhere.invalid/v1")
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("proxy", [f"http://{'a' * 64}:80", "http://127.0.0.1:99999"])
+def test_a_proxy_that_nobody_can_reach(monkeypatch, proxy):
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(UserError, match="no server answers here"):
+        Endpoint("http://elsewhere.invalid/v1").models()
 
 
 def test_a_proxy_of_the_environment_is_used_for_other_machines_only(monkeypatch):
@@ -241,6 +340,9 @@ def test_pauses_are_read_as_servers_give_them():
         ((404, {}, b""), r"lists no models \(404\)"),
         ((500, {}, b""), r"lists no models \(500\)"),
         ((401, {}, b""), "refuses the API key"),
+        ((503, {}, {"error": {"message": "Loading\n model"}}), r"is not ready \(503\): Loading model; run the same again"),
+        ((429, {}, b"busy"), r"is not ready \(429\): busy"),
+        (json.dumps({"data": [{"id": "m\ud800"}]}).encode(), "lists no models"),
     ],
 )
 def test_what_is_no_server_of_this_kind(models, words):

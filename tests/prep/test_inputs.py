@@ -96,6 +96,33 @@ def test_standard_input_of_any_kind(monkeypatch, pack):
     assert not file.path.exists()
 
 
+def test_a_file_that_is_named_twice_is_refused_whatever_it_is_named_by(folder, monkeypatch):
+    (folder.parent / "link.jsonl").symlink_to(folder / "b.jsonl")
+    monkeypatch.chdir(folder)
+    names = [folder, folder / "b.jsonl", "b.jsonl", "./b.jsonl", folder / "b*", "../link.jsonl"]
+    for first in names:
+        for second in names:
+            with pytest.raises(UserError, match="is read twice, first as "):
+                found(first, second)
+    assert len(found("b.jsonl", "a.JSON")[0]) == 2
+
+
+def test_closed_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="-: standard input is closed"):
+        found("-")
+
+
+def test_no_room_for_standard_input(monkeypatch):
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"{}")))
+    monkeypatch.setattr("dflash_prep.inputs.tempfile.NamedTemporaryFile", full)
+    with pytest.raises(UserError, match="No space left on device; make room there, set TMPDIR"):
+        found("-")
+
+
 def test_standard_input_twice_is_refused():
     with pytest.raises(UserError, match="once only"):
         found("-", "-")

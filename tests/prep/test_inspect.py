@@ -28,6 +28,7 @@ from tests.prep.support import assert_user_error, chat, jsonl, make_plan, make_s
 
 LETTERS = "answers 12 [bold][/y] {x} ⟦⟧ éü e\u0301 漢字かな한국 नमस्ते שלום مرحبا ไทย 👩‍👩‍👧‍👦🇩🇪✨ 🤦🏽‍♂️\t\n<|im_end|>"
 UNSAFE = "\x00\x07\x08\x0b\x0c\x1b\r\x7f\x85\x9b\u2028\u2029\u202e\u202a\u2066\u200f\ufeff\u200b"
+UNSAFE += "\u180e\u3164\ufff9\ufffb\U000e0041\U000e007f"
 CONVERSATIONS = 60
 REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -73,7 +74,7 @@ def shown(*arguments: object, color: bool = False) -> str:
 
 def unescaped(text: str) -> str:
     """Text whose escapes are again what they stand for; it had no backslash of its own."""
-    return re.sub(r"\\(x..|u....|[rnt])", lambda found: found[0].encode().decode("unicode_escape"), text)
+    return re.sub(r"\\(x..|u....|U.{8}|[rnt])", lambda found: found[0].encode().decode("unicode_escape"), text)
 
 
 def body(output: str) -> str:
@@ -87,6 +88,7 @@ def assert_harmless(output: str) -> None:
     for character in set(output) - {"\n", "\t"}:
         assert unicodedata.category(character) not in ("Cc", "Zl", "Zp", "Cs"), repr(character)
         assert unicodedata.bidirectional(character) not in REORDERING, repr(character)
+        assert character not in UNSAFE, repr(character)
 
 
 def test_a_pipe_gets_the_whole_text_with_the_loss_between_marks(store, tiny):
@@ -166,7 +168,7 @@ def test_a_record_that_was_not_kept_says_why(store):
     assert_user_error(run("inspect", store, "--find", "wild.jsonl:64"), "no sample is from wild.jsonl:64")
     assert_user_error(run("inspect", store, "--find", "ild.jsonl:1"), "no sample is from ild.jsonl:1")
     assert_user_error(run("inspect", store, "--key", "f" * 32), "no sample's key begins with")
-    assert_user_error(run("inspect", store, "--key", ""), f"{CONVERSATIONS} samples", "--sample")
+    assert_user_error(run("inspect", store, "--find", "\x1b[2J:1"), r"no sample is from \x1b[2J:1")
 
 
 def test_the_overview_counts_everything_and_shows_rejects(store):
@@ -360,7 +362,9 @@ def test_what_is_not_there_is_one_line(store, plan, what, options, words):
     assert_user_error(run("inspect", {"store": store, "plan": plan}[what], *options), words)
 
 
-@pytest.mark.parametrize("options", [["--find", "a"], ["--find", "a:0"], ["--find", ":1"], ["--sample", "-1"]])
+@pytest.mark.parametrize(
+    "options", [["--find", "a"], ["--find", "a:0"], ["--find", ":1"], ["--sample", "-1"], ["--key", ""], ["--tokenizer", ""]]
+)
 def test_nonsense_is_wrong_usage(store, options):
     assert run("inspect", store, *options).exit_code == 2
 
@@ -424,6 +428,83 @@ def test_a_damaged_plan_is_one_line(plan, tmp_path):
     assert_user_error(run("inspect", copied), "certificate")
     (copied / "epoch-001.parquet").write_bytes(b"PAR1")
     assert_user_error(run("inspect", copied, "--sample", 0), "epoch-001.parquet")
+
+
+@pytest.mark.parametrize("name", ["truncated", "split", "pieces"])
+@pytest.mark.parametrize("value", ["x", [1], -1, True, {"a": 1}])
+def test_damaged_counts_of_a_store_are_one_line(store, tmp_path, name, value):
+    copied = copy_of(store, tmp_path)
+    counts = json.loads((copied / "store.json").read_text())["counts"]
+    edit_json(copied / "store.json", {"counts": counts | {name: value}})
+    assert_user_error(run("inspect", copied), "no valid counts")
+
+
+@pytest.mark.parametrize("damage", [{"seconds": [0, 0]}, {"optimum": 0}, {"chosen": -1}, {"seconds": []}])
+def test_a_curve_of_nothing_is_one_line(tmp_path, damage):
+    make_store(tmp_path / "store", list(range(2, 20)))
+    make_plan(tmp_path / "store", tmp_path / "plan", epochs=1, slots=2, strategy="bucketed")
+    curve = json.loads((tmp_path / "plan" / "plan.json").read_text())["curve"]
+    assert curve and "buckets up to" in shown(tmp_path / "plan")
+    edit_json(tmp_path / "plan" / "plan.json", {"curve": curve | damage})
+    assert_user_error(run("inspect", tmp_path / "plan"), "curve")
+
+
+def test_a_plan_that_states_no_curve_is_shown(tmp_path):
+    make_store(tmp_path / "store", list(range(2, 20)))
+    make_plan(tmp_path / "store", tmp_path / "plan", epochs=1, slots=2)
+    manifest = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    del manifest["curve"]
+    (tmp_path / "plan" / "plan.json").write_text(json.dumps(manifest))
+    assert "boundaries" in shown(tmp_path / "plan")
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_no_name_reaches_the_terminal_as_it_is(tmp_path, color):
+    """Of the directory, of formats, reasons, lost files and sources: each holds what a terminal would obey."""
+    evil = "[/b]:smile:\x1b[2J\x1b]0;t\x07\u202e\x9b1m\n\U000e0041"
+    path = make_store(tmp_path / evil, list(range(2, 22)))
+    edit_json(path / "store.json", {"formats": {evil: 1}, "lost_files": [evil]})
+    make_plan(path, tmp_path / f"plan{evil}", epochs=1, slots=2)
+    manifest = json.loads((tmp_path / f"plan{evil}" / "plan.json").read_text())
+    source = {"samples": 5, "weight": 1.0, "per_epoch": 5}
+    edit_json(tmp_path / f"plan{evil}" / "plan.json", {"sources": manifest["sources"] | {evil: source}})
+    env = {"FORCE_COLOR": "1" if color else None, "NO_COLOR": None, "TERM": "xterm-256color", "COLUMNS": "500"}
+    for arguments in ([path], [tmp_path / f"plan{evil}"], [tmp_path / f"gone{evil}"]):
+        result = CliRunner(env=env).invoke(main, ["inspect", *map(str, arguments)])
+        assert result.exit_code == (0 if arguments[0].exists() else 1), result.exception
+        assert_harmless(re.sub(r"\x1b\[[\d;]*m", "", result.output))
+        assert r"[/b]:smile:\x1b[2J" in re.sub(r"\x1b\[[\d;]*m", "", result.output)
+        assert not {"\x1b[2J", "\x1b]0"} & set(re.findall(r"\x1b(?:\[2J|\]0)", result.output))
+
+
+@pytest.mark.parametrize("count", [2, 13, 14, 500])
+def test_many_sources_of_a_plan_are_summed_up(tmp_path, count):
+    make_store(tmp_path / "store", list(range(2, 22)))
+    make_plan(tmp_path / "store", tmp_path / "plan", epochs=1, slots=2)
+    sources = {f"s{number}": {"samples": number, "weight": 2.0, "per_epoch": 2 * number} for number in range(count)}
+    edit_json(tmp_path / "plan" / "plan.json", {"sources": sources})
+    output = shown(tmp_path / "plan")
+    lines = {name: (int(samples), int(drawn)) for name, samples, drawn in SOURCE_LINES.findall(output.replace(",", ""))}
+    others = re.findall(r"^(\d+) other sources: (\d+) samples (\d+) an epoch$", output.replace(",", ""), re.MULTILINE)
+    left = [(int(samples), int(drawn)) for _, samples, drawn in others]
+    assert len(lines) == (count if count <= 13 else 12) and len(lines) + sum(int(other[0]) for other in others) == count
+    sums = [sum(column) for column in zip(*lines.values(), *left, strict=True)]
+    assert sums == [sum(range(count)), 2 * sum(range(count))]
+    assert count <= 13 or set(lines) == {f"s{number}" for number in range(count - 12, count)}
+
+
+SOURCE_LINES = re.compile(r"^source (\w+): (\d+) x 2 = (\d+) an epoch$", re.MULTILINE)
+
+
+def test_no_columns_are_eighty(store, plan):
+    for path in (store, plan):
+        shows = [
+            CliRunner(env={"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": None, "COLUMNS": columns}).invoke(
+                main, ["inspect", str(path)]
+            )
+            for columns in ("0", "80")
+        ]
+        assert shows[0].stdout == shows[1].stdout and shows[0].exit_code == 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])

@@ -4,7 +4,9 @@ import gzip
 import io
 import itertools
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -314,14 +316,131 @@ def test_a_finished_output_is_never_touched(here):
     assert Path(OUT).read_text() == "precious" and names(here) == {"corpus.jsonl", OUT}
 
 
-def test_what_a_kill_at_the_very_end_leaves_is_removed(here, monkeypatch):
+def test_what_a_kill_at_the_very_end_leaves_is_removed_and_nothing_is_asked_again(here):
+    """After the journal is known to be finished, killed at each of its last removals."""
+    path = corpus(20)
+    code = (
+        "import os, sys; from dflash_prep import journal; from dflash_prep.cli import main; left = int(sys.argv.pop(1))\n"
+        "def hook(event, arguments):\n"
+        "    global left\n"
+        "    if event in ('os.remove', 'os.rmdir') and '.partial' in repr(arguments):\n"
+        "        left -= 1\n"
+        "        if left < 0: os._exit(9)\n"
+        "sys.addaudithook(hook); main()"
+    )
+    with serving(too_long) as server:
+        command = ["regenerate", path, "--endpoint", server.url, "-o", OUT, "--max-reject-share", 1]
+        for removals in itertools.count():
+            killed = subprocess.run([sys.executable, "-c", code, *map(str, [removals, *command])], stdout=subprocess.DEVNULL)
+            whole = Path(OUT).read_bytes()
+            if killed.returncode == 0:
+                break
+            server.requests.clear()
+            draft = Path(f"{OUT}.partial/output").exists()
+            result = run(*command)
+            assert not server.requests and Path(OUT).read_bytes() == whole
+            if draft:  # it can be told whose the output is
+                assert result.exit_code == 0 and "is there already: the same command had finished it" in result.stdout
+                assert names(here) == {"corpus.jsonl", OUT, f"{OUT}.rejects.jsonl.zst"}
+            else:
+                assert_user_error(result, "is there already")
+            Path(OUT).unlink()
+            if Path(f"{OUT}.partial").exists():  # what is left of it hinders nobody
+                shutil.rmtree(f"{OUT}.partial")
+            Path(f"{OUT}.rejects.jsonl.zst").unlink()
+    assert removals >= 5
+
+
+def test_what_another_command_left_at_its_very_end_is_not_taken_for_this_ones(here, monkeypatch):
     path = corpus(3)
     with serving() as server:
         monkeypatch.setattr(Journal, "remove", lambda journal: None)
         assert regenerate(server, path).exit_code == 0
-        assert f"{OUT}.partial" in names(here)
-        assert_user_error(regenerate(server, path), "is there already")
-    assert names(here) == {"corpus.jsonl", OUT}
+        monkeypatch.undo()
+        monkeypatch.chdir(here)
+        whole = Path(OUT).read_bytes()
+        assert_user_error(regenerate(server, path, "--seed", 1), "finished with other options")
+    assert Path(OUT).read_bytes() == whole
+
+
+def test_a_journal_that_another_process_takes_as_it_is_removed_is_left_alone(here, monkeypatch):
+    """A second run begins in the directory between the first's last removals."""
+    path, rmdir = corpus(3), os.rmdir
+
+    def begun(place, **options):
+        if str(place).endswith(".partial"):
+            monkeypatch.setattr(os, "rmdir", rmdir)
+            (Path(place) / ".lock").touch()
+        return rmdir(place, **options)
+
+    with serving() as server:
+        monkeypatch.setattr(os, "rmdir", begun)
+        assert regenerate(server, path).exit_code == 0
+    assert len(contents()) == 3 and names(here / f"{OUT}.partial") == {".lock"}
+
+
+def test_a_list_of_rejects_that_is_not_this_runs_is_never_touched(here):
+    path, rejects = corpus(40), here / f"{OUT}.rejects.jsonl.zst"
+    rejects.write_text("precious")
+    with serving(too_long) as server:
+        for script in (too_long, reply):
+            server.script = script
+            assert_user_error(regenerate(server, path), f"{rejects}: is there already and not this run's", "-o")
+        assert not server.requests and names(here) == {path.name, rejects.name}
+
+        def meanwhile(body):
+            rejects.write_text("precious")
+            return too_long(body)
+
+        rejects.unlink()
+        server.script = meanwhile
+        assert_user_error(regenerate(server, path), f"{rejects}: is there already and not this run's")
+        assert rejects.read_text() == "precious"
+        rejects.unlink()
+        server.script = too_long
+        assert_user_error(regenerate(server, path), "4 of 40 records failed")
+        assert_user_error(regenerate(server, path), "4 of 40 records failed")  # its own list gives way
+
+
+PLACES = {
+    "the root": "/",
+    "a directory": ".",
+    "Parquet": "out.parquet",
+    "an array": "out.json",
+    "a packed array": "out.json.gz",
+    "no ending": "out",
+    "a name too long": "x" * 240 + ".jsonl",
+    "rejects that are a directory": "blocked.jsonl",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_output_that_cannot_be_is_refused_before_anything_is_asked(here, name):
+    path = corpus(3)
+    Path("blocked.jsonl.rejects.jsonl.zst").mkdir()
+    with serving() as server:
+        assert_user_error(run("regenerate", path, "--endpoint", server.url, "-o", PLACES[name]), "-o")
+        assert not server.requests
+    assert names(here) == {"corpus.jsonl", "blocked.jsonl.rejects.jsonl.zst"}
+
+
+@pytest.mark.parametrize("ending", [".jsonl.ZST", ".JSONL.GZ", ".Jsonl"])
+def test_endings_of_any_case(here, tiny_directory, ending):
+    with serving() as server:
+        assert run("regenerate", corpus(3), "--endpoint", server.url, "-o", f"out{ending}").exit_code == 0
+    start = Path(f"out{ending}").read_bytes()[:2]
+    assert start == {".zst": b"\x28\xb5", ".gz": b"\x1f\x8b"}.get(Path(ending).suffix.lower(), b'{"')
+    assert run("tokenize", f"out{ending}", "--tokenizer", tiny_directory, "-o", "store").exit_code == 0
+
+
+def test_a_disk_that_is_full_at_the_start_is_one_line(here, monkeypatch):
+    def full(path, value):
+        raise OSError(28, "No space left on device")
+
+    with serving() as server:
+        monkeypatch.setattr("dflash_prep.journal.write_json", full)
+        assert_user_error(regenerate(server, corpus(3)), f"{OUT}.partial: cannot write: No space left on device; make room")
+        assert not server.requests
 
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(here):
@@ -438,7 +557,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(here, seed):
                 break
             kills += 1
             if Path(OUT).exists():  # killed after all was done
-                assert_user_error(regenerate(server, path), "is there already")
+                assert "is there already" in regenerate(server, path).output
                 break
             if (journal := here / f"{OUT}.partial" / "journal").exists():
                 with journal.open("ab") as file:  # a line that the kill left torn
@@ -463,7 +582,8 @@ def test_an_interrupted_run_does_not_wait_for_answers(here):
         start = time.monotonic()
         _, errors = process.communicate()
     assert time.monotonic() - start < 3
-    assert b"Traceback" not in errors and process.returncode == 1
+    assert process.returncode == 1 and errors.count(b"\n") == 1
+    assert b"interrupted; the 0 of 3 records that are finished are kept in" in errors
 
 
 def test_a_second_process_refuses(here):
@@ -520,7 +640,7 @@ def test_a_disk_that_is_full_at_the_very_end_is_one_line_and_nothing_is_asked_ag
         raise OSError(28, "No space left on device")
 
     with serving() as server:
-        monkeypatch.setattr("dflash_prep.regenerate.zstandard.ZstdCompressor", full)
+        monkeypatch.setattr("dflash_prep.outcome.zstandard.ZstdCompressor", full)
         assert_user_error(
             regenerate(server, path), "cannot write: No space left on device; make room and run the same again"
         )
