@@ -191,7 +191,8 @@ def decide_together(decide: Callable[[], T], ranks: Ranks) -> T:
         except OSError as fault:  # a directory that cannot be looked at or made
             decision[1] = f"{fault.filename}: {fault.strerror}; check the path and its permissions"
     if ranks.world_size > 1:
-        dist.broadcast_object_list(decision)
+        with others_needed():
+            dist.broadcast_object_list(decision)
     if decision[1] is not None:
         raise UserError(decision[1])
     return decision[0]
