@@ -75,8 +75,14 @@ class Poison:
                 stepper._buffer.gradients[7] += self.value
 
 
+def send_own(number: int) -> None:
+    """Send this process a signal and give it time to arrive."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.2)
+
+
 class Die:
-    """Ends one rank in the midst of a step: by an exit code or, negative, by a signal."""
+    """Strikes one rank in the midst of a step: it exits with a code or, negative, gets a signal."""
 
     def __init__(self, rank: int, step: int, code: int):
         self.rank, self.step, self.code = rank, step, code
@@ -84,13 +90,13 @@ class Die:
     def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
         if (batch.epoch, batch.step) == (0, self.step) and rank == self.rank:
             if self.code < 0:
-                os.kill(os.getpid(), -self.code)
+                send_own(-self.code)
             else:
                 os._exit(self.code)
 
 
 class Hang:
-    """Blocks every rank for good in its first micro-batch, once the file `output.hangs` says so."""
+    """Blocks every rank for good in its first micro-batch, which the file `sign` tells."""
 
     def __init__(self, sign: Path):
         self.sign = sign
