@@ -52,8 +52,9 @@ class GradientBuffer:
         first = self._parameters[0]
         self._flat = torch.zeros(sum(self._sizes) + 6 + 2 * slots, dtype=first.dtype, device=first.device)
         self.gradients = self._flat[: sum(self._sizes)]
-        # weight, loss, tokens, padded tokens, anchors, ranks that were asked to stop
-        self.totals, self.hits, self.counts = self._flat[sum(self._sizes) :].split([6, slots, slots])
+        sums = self._flat[sum(self._sizes) :].split([5, 1, slots, slots])
+        # totals: weight, loss, tokens, padded tokens, anchors; stops: how many ranks were asked to stop
+        self.totals, self.stops, self.hits, self.counts = sums
 
     def clear(self) -> None:
         """Zero everything and make each parameter's gradient a view into the buffer."""
@@ -125,7 +126,7 @@ class Stepper:
         self._buffer.clear()
         for batch in batches:
             self.accumulate(batch)
-        self._buffer.totals[5] += asked()
+        self._buffer.stops += asked()
         self._buffer.reduce()
         return self._buffer
 
@@ -133,14 +134,14 @@ class Stepper:
         """Take the 0-based step `number` with this rank's micro-batches; see `gradient`."""
         buffer = self.gradient(batches, asked)
         norm = buffer.gradients.norm()
-        weight, loss, tokens, padded, anchors, stops = buffer.totals.tolist()
+        weight, loss, tokens, padded, anchors = buffer.totals.tolist()
         if math.isfinite(loss) and norm.isfinite():
             self._update(number, norm)
             self.bad_in_a_row = 0
         else:
             self.bad_steps += 1
             self.bad_in_a_row += 1
-        self.stopping = stops > 0
+        self.stopping = buffer.stops.item() > 0
         return StepResult(
             loss=loss / weight if weight else 0.0,
             slot_accuracy=(buffer.hits / buffer.counts.clamp(min=1)).tolist(),

@@ -142,9 +142,9 @@ def test_a_second_signal_ends_the_launcher_and_its_workers(tmp_path):
     )
     for rank in (0, 1):
         wait_for(tmp_path / str(rank), process)
-    while process.poll() is None:
+    while workers_of(process.pid):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(0.4)
     _, errors = process.communicate(timeout=60)  # the workers hold its ends until they are gone
     assert errors.splitlines() == ["error: stopped by SIGINT; go on with --resume auto"]
     assert process.returncode == 1
