@@ -13,9 +13,10 @@ from dflash_prep.errors import UserError
 from dflash_prep.files import new_directory, read_json, write_json
 from dflash_trainer.config import DraftConfig
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.history import NAME, checkpoint_path, newest_checkpoint, point_to, retire
+from dflash_trainer.identity import check_identity
 
-VERSION = 2
-NAME = re.compile(r"step-(\d{8})")
+VERSION = 3
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -91,20 +92,12 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         ) from None
 
 
-def checkpoint_path(run: Path, step: int) -> Path:
-    """Where the checkpoint after `step` updates lies."""
-    return run / "checkpoints" / f"step-{step:08d}"
+def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimizer, state: dict, keep: int) -> Path:
+    """Write one checkpoint, whole or not at all; `state` is what `trainer.json` says beside its version.
 
-
-def newest_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint of a run; those that were not finished, and what else lies there, have other names."""
-    return max(
-        (path for path in run.glob("checkpoints/step-*") if NAME.fullmatch(path.name) and path.is_dir()), default=None
-    )
-
-
-def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimizer, state: dict) -> Path:
-    """Write one checkpoint, whole or not at all; `state` is what `trainer.json` says beside its version."""
+    Once it is whole, `latest` names it, and only then older ones than the `keep` newest go: at no moment does `latest` name
+    one that is gone.
+    """
     path = checkpoint_path(run, state["step"])
     with new_directory(path) as directory:
         save_draft(draft, directory)
@@ -117,54 +110,64 @@ def save_checkpoint(run: Path, draft: DraftModel, optimizer: torch.optim.Optimiz
         cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         write_tensors(cpu, directory / "optimizer.safetensors")
         write_json(directory / "trainer.json", {"version": VERSION, **state})
+    point_to(path)
+    retire(path, keep)
     return path
 
 
 def load_checkpoint(path: Path, draft: DraftModel, optimizer: torch.optim.AdamW, expected: dict) -> dict:
     """Restore parameters and moments; returns `trainer.json`.
 
-    `expected` are entries that must agree (`total_steps`, the plan's fingerprint, the recipe and so on): a run goes on only
-    with what it began with.
+    `expected` are entries that must agree (the plan's, the recipe and so on, see `identity`): a run goes on only with what
+    it began with.
     """
     state = read_state(path, expected)
     if DraftConfig.load(path) != draft.config:
         raise UserError(f"{path}: its draft configuration differs from the one asked for; use the same options")
     tensors = read_tensors(path / "optimizer.safetensors")
-    check_optimizer(tensors, draft, state["step"], path / "optimizer.safetensors")
+    check_optimizer(tensors, draft, state["updates"], path / "optimizer.safetensors")
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
             parameter.copy_(tensors[f"master.{name}"])
-            if state["step"]:
+            if state["updates"]:
                 moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
-                step = torch.tensor(float(state["step"]), device=parameter.device)  # where fused updates want it
+                step = torch.tensor(float(state["updates"]), device=parameter.device)  # where fused updates want it
                 optimizer.state[parameter] = {"step": step, **moments}
     return state
 
 
 def read_state(path: Path, expected: dict) -> dict:
-    """A checkpoint's `trainer.json`, if it is of a run with the `expected` entries and says the step that its name says."""
+    """A checkpoint's `trainer.json`, if it is of a run with the `expected` entries and its counts can be.
+
+    Each step was an update or a bad one, and the name says how many there were.
+    """
     state = read_json(path / "trainer.json", "trainer's state")
     if state.get("version") != VERSION:
         raise UserError(f"{path}: not a checkpoint of format version {VERSION}; train anew with this release")
-    for key, value in expected.items():
-        if state.get(key) == value:
-            continue
-        if key == "recipe":
-            began = state[key] if isinstance(state.get(key), dict) else {}
-            words = " ".join(f"--{name} {began.get(name)}" for name in value)
-            raise UserError(f"{path}: was trained with another recipe; go on with the same {words}")
-        raise UserError(f"{path}: was trained with another {key.replace('_', ' ')}; name the one it began with")
-    step, named = state.get("step"), NAME.fullmatch(path.resolve().name)
-    if type(step) is not int or not 0 <= step <= expected["total_steps"] or (named and int(named[1]) != step):
-        raise UserError(
-            f"{path / 'trainer.json'}: has step {step}, which cannot be; it is damaged, use an earlier checkpoint"
-        )
+    check_identity(path, state, expected)
+    named = NAME.fullmatch(path.resolve().name)
+    most = {"step": expected["total_steps"], "updates": state.get("step"), "bad_steps": state.get("step")}
+    for key, limit in (most | {"bad_in_a_row": state.get("bad_steps")}).items():
+        if type(state.get(key)) is not int or not 0 <= state[key] <= limit:
+            raise impossible(path, key, state)
+    if named and int(named[1]) != state["step"]:
+        raise impossible(path, "step", state)
+    if state["updates"] + state["bad_steps"] != state["step"]:
+        raise impossible(path, "updates", state)
     return state
 
 
-def check_optimizer(tensors: dict[str, torch.Tensor], draft: DraftModel, step: int, where: Path) -> None:
-    """Master weights, and after the first step both moments, of exactly the draft's parameters: float32 and finite."""
-    kinds = ("master", *MOMENTS) if step else ("master",)
+def impossible(path: Path, key: str, state: dict) -> UserError:
+    """A count that no trainer wrote."""
+    return UserError(
+        f"{path / 'trainer.json'}: has {key.replace('_', ' ')} {state.get(key)}, which cannot be; "
+        "it is damaged, use an earlier checkpoint"
+    )
+
+
+def check_optimizer(tensors: dict[str, torch.Tensor], draft: DraftModel, updates: int, where: Path) -> None:
+    """Master weights, and after the first update both moments, of exactly the draft's parameters: float32 and finite."""
+    kinds = ("master", *MOMENTS) if updates else ("master",)
     shapes = {f"{kind}.{name}": parameter.shape for kind in kinds for name, parameter in draft.named_parameters()}
     for name in sorted(shapes.keys() | tensors.keys()):
         tensor = tensors.get(name)

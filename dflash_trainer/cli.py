@@ -49,6 +49,14 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option("--mask-token-id", type=int, help="Token of masked slots.  [default: an unused special token]")
 @click.option("--max-steps", type=click.IntRange(min=0), help="Stop early, with a checkpoint.")
 @click.option("--save-every", type=click.IntRange(min=1), default=500, metavar="N", help="Steps between checkpoints.")
+@click.option("--keep", type=click.IntRange(min=1), default=3, metavar="N", help="Newest checkpoints that are kept.")
+@click.option(
+    "--max-bad-steps",
+    type=click.IntRange(min=1),
+    default=5,
+    metavar="N",
+    help="Steps in a row without finite numbers after which the run stops.",
+)
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers.  [default: one a GPU, else 1]")
 @click.option("--resume", callback=given, metavar="auto|DIR", help="Go on from a checkpoint; auto: from the newest, if any.")
 @click.option("--lr", type=FiniteRange(0, 1, min_open=True), default=6e-4, help="Peak learning rate.")

@@ -1,16 +1,20 @@
 """Processes: one worker a GPU through torch's elastic launcher, or joining those that `torchrun` started."""
 
 import logging
+import multiprocessing
 import os
 import signal
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dflash_prep.errors import UserError
+from dflash_trainer.stop import ONE_EVENT, SIGNALS
 
 T = TypeVar("T")
 
@@ -61,18 +65,38 @@ def world_size(requested: int | None) -> int:
 
 
 def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
-    """Run `worker(*arguments)` once in each of `workers` processes, or here if there is one or `torchrun` made them."""
+    """Run `worker(*arguments)` once in each of `workers` processes, or here if there is one or `torchrun` made them.
+
+    SIGTERM and SIGINT are passed on to the workers, which end when they see fit; a second one ends them.
+    """
     if under_torchrun() or workers == 1:
         worker(*arguments)
         return
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     for name in list(logging.root.manager.loggerDict):  # each has a level of its own; what went wrong is said once, below
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = LaunchConfig(
+    with forwarded_signals() as seen:
+        try:
+            elastic_launch(launch_config(workers), attend)(os.getpid(), worker, arguments)
+        except (SignalException, ChildFailedError) as fault:
+            if isinstance(fault, SignalException) or ended_by_signal(fault, seen):
+                name = signal.Signals(seen[0] if seen else fault.sigval).name
+                raise UserError(f"stopped by {name}; go on with --resume auto") from None
+            raise UserError(describe_failure(fault)) from None
+
+
+def launch_config(workers: int):
+    """One node, no restarts, and the signals that end a run left to us."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    ours = {}
+    if "signals_to_handle" in LaunchConfig.__dataclass_fields__:  # older ones end the workers on every signal
+        ours["signals_to_handle"] = "SIGHUP,SIGQUIT"
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=workers,
@@ -81,16 +105,60 @@ def launch(worker: Callable[..., None], arguments: tuple, workers: int) -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.2,
+        **ours,
     )
+
+
+def attend(parent: int, worker: Callable[..., None], arguments: tuple) -> None:
+    """Run a worker; one whose parent has died meanwhile ends here, as nobody is left to dismiss it."""
+    worker(*arguments)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+@contextmanager
+def forwarded_signals() -> Iterator[list[int]]:
+    """Pass SIGTERM and SIGINT on to this process's workers, as SIGTERM, and end the launcher on a second one.
+
+    Yields the list of what came.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    seen: list[int] = []
+    began = 0.0
+
+    def forward(number: int, _) -> None:
+        nonlocal began
+        if not seen:
+            began = time.monotonic()
+        elif time.monotonic() - began > ONE_EVENT:
+            raise SignalException("a second signal", signal.Signals(number))
+        seen.append(number)
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+    handlers = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
-        elastic_launch(config, worker)(*arguments)
-    except SignalException as fault:
-        raise UserError(f"stopped by {signal.Signals(fault.sigval).name}; go on with --resume auto") from None
-    except ChildFailedError as fault:
-        rank, failure = fault.get_first_failure()
-        message = failure.message if isinstance(failure.message, str) else failure.message.get("message", "")
-        last = message.strip().rsplit("\n", 1)[-1].removeprefix(f"{UserError.__name__}: ")
-        raise UserError(f"worker {rank} failed: {last or 'see what it printed above'}") from None
+        yield seen
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def ended_by_signal(fault, seen: list[int]) -> bool:
+    """Whether a worker failed only because a signal reached it before it could wait for one, or a second time."""
+    codes = [-number for number in SIGNALS] + [128 + number for number in SIGNALS]
+    return bool(seen) and fault.get_first_failure()[1].exitcode in codes
+
+
+def describe_failure(fault) -> str:
+    """Which worker failed first, and why, in a line."""
+    rank, failure = fault.get_first_failure()
+    message = failure.message if isinstance(failure.message, str) else failure.message.get("message", "")
+    last = message.strip().rsplit("\n", 1)[-1].removeprefix(f"{UserError.__name__}: ")
+    if failure.error_file == "<N/A>" and failure.exitcode > 0:  # it left no word
+        last = f"it ended with exit code {failure.exitcode}"
+    return f"worker {rank} failed: {last or 'see what it printed above'}"
 
 
 def join() -> Ranks:
@@ -123,7 +191,8 @@ def decide_together(decide: Callable[[], T], ranks: Ranks) -> T:
         except OSError as fault:  # a directory that cannot be looked at or made
             decision[1] = f"{fault.filename}: {fault.strerror}; check the path and its permissions"
     if ranks.world_size > 1:
-        dist.broadcast_object_list(decision)
+        with others_needed():
+            dist.broadcast_object_list(decision)
     if decision[1] is not None:
         raise UserError(decision[1])
     return decision[0]
@@ -131,9 +200,25 @@ def decide_together(decide: Callable[[], T], ranks: Ranks) -> T:
 
 def refuse_together(fault: str | None, ranks: Ranks) -> None:
     """Raise on every rank what any has to refuse, the lowest rank's: no rank goes on while another has stopped."""
-    faults = [fault] * ranks.world_size
-    if ranks.world_size > 1:
-        dist.all_gather_object(faults, fault)
-    for each in faults:
+    for each in collect_together(fault, ranks):
         if each is not None:
             raise UserError(each)
+
+
+def collect_together(value: T, ranks: Ranks) -> list[T]:
+    """Every rank's value, in the order of the ranks."""
+    values = [value] * ranks.world_size
+    if ranks.world_size > 1:
+        with others_needed():
+            dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def others_needed() -> Iterator[None]:
+    """While the ranks talk: one that has died is a fault in one line on all others."""
+    try:
+        yield
+    except RuntimeError as fault:
+        reason = str(fault).strip().split("\n", 1)[0]
+        raise UserError(f"another worker has ended ({reason}); go on with --resume auto") from None

@@ -1,6 +1,7 @@
 """What a run shows: a progress bar or plain lines, `metrics.jsonl`, and TensorBoard events. Rank 0 only."""
 
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ class Monitor:
             "data_wait_share": waited / seconds,
         }
         with self._writing():
-            self._metrics.write(json.dumps(row) + "\n")
+            self._metrics.write(json.dumps({key: none_if_odd(value) for key, value in row.items()}, allow_nan=False) + "\n")
             self._metrics.flush()
             for key, value in row.items():
                 if isinstance(value, int | float) and key != "step":
@@ -77,7 +78,7 @@ class Monitor:
             f"epoch {row['epoch'] + row['epoch_progress']:.2f}  loss {row['loss']:.3f}  "
             f"slots {' '.join(f'{value:.2f}' for value in row['slot_accuracy'][:3])}  "
             f"{row['tokens_per_second'] / 1000:.2f} Ktok/s  wait {row['data_wait_share']:.1%}"
-        )
+        ) + (f"  bad steps {row['bad_steps']}" if row["bad_steps"] else "")
         self._bar.update(self._task, completed=step, line=line)
         if not self._terminal and (step % self._every == 0 or step == self._last):
             left = self._bar.tasks[0].time_remaining
@@ -94,6 +95,11 @@ class Monitor:
         with self._writing():
             self._metrics.close()
             self._events.close()
+
+
+def none_if_odd(value):
+    """None for a number that JSON cannot hold: the loss of a step that was skipped."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def quiet_about_files(fault: threading.ExceptHookArgs) -> None:

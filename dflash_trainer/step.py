@@ -6,13 +6,14 @@ over all ranks.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from dflash_prep.errors import UserError
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.launch import others_needed
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.objective import block_loss
 from dflash_trainer.target import FrozenTarget
@@ -30,7 +31,7 @@ class Recipe(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one step came to, over all ranks."""
+    """What one step came to, over all ranks; `bad_steps` counts the updates that were skipped so far."""
 
     loss: float
     slot_accuracy: list[float]
@@ -38,6 +39,7 @@ class StepResult(NamedTuple):
     tokens: int
     padded_tokens: int
     anchors: int
+    bad_steps: int
 
 
 class GradientBuffer:
@@ -48,10 +50,11 @@ class GradientBuffer:
         slots = draft.config.block_size - 1
         self._sizes = [parameter.numel() for parameter in self._parameters]
         first = self._parameters[0]
-        self._flat = torch.zeros(sum(self._sizes) + 5 + 2 * slots, dtype=first.dtype, device=first.device)
+        self._flat = torch.zeros(sum(self._sizes) + 6 + 2 * slots, dtype=first.dtype, device=first.device)
         self.gradients = self._flat[: sum(self._sizes)]
-        # weight, loss, tokens, padded tokens, anchors
-        self.totals, self.hits, self.counts = self._flat[sum(self._sizes) :].split([5, slots, slots])
+        sums = self._flat[sum(self._sizes) :].split([5, 1, slots, slots])
+        # totals: weight, loss, tokens, padded tokens, anchors; stops: how many ranks were asked to stop
+        self.totals, self.stops, self.hits, self.counts = sums
 
     def clear(self) -> None:
         """Zero everything and make each parameter's gradient a view into the buffer."""
@@ -62,13 +65,18 @@ class GradientBuffer:
     def reduce(self) -> None:
         """Sum over ranks, then divide the gradients by the step's weight."""
         if dist.is_initialized():
-            dist.all_reduce(self._flat)
+            with others_needed():
+                dist.all_reduce(self._flat)
         weight = self.totals[0]
         self.gradients /= torch.where(weight > 0, weight, 1)
 
 
 class Stepper:
-    """Takes optimizer steps of a draft."""
+    """Takes optimizer steps of a draft.
+
+    A step whose loss or gradient is not finite is a bad one: it counts as a step, but changes neither parameters nor
+    moments. `bad_in_a_row` were the last ones; `stopping` says whether any rank was asked to stop during the last step.
+    """
 
     def __init__(self, draft: DraftModel, target: FrozenTarget, recipe: Recipe, total_steps: int):
         self.draft, self.target, self.recipe = draft, target, recipe
@@ -77,6 +85,8 @@ class Stepper:
         self.optimizer = torch.optim.AdamW(
             draft.parameters(), lr=recipe.learning_rate, betas=BETAS, weight_decay=0.0, fused=True
         )
+        self.bad_steps = self.bad_in_a_row = 0
+        self.stopping = False
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a 0-based step: it spans the whole plan."""
@@ -111,28 +121,27 @@ class Stepper:
         self.optimizer.zero_grad()
         del moments
 
-    def gradient(self, batches: list[MicroBatch]) -> GradientBuffer:
-        """This step's gradient over all ranks, from this rank's micro-batches."""
+    def gradient(self, batches: list[MicroBatch], asked: Callable[[], bool] = lambda: False) -> GradientBuffer:
+        """This step's gradient over all ranks, from this rank's micro-batches; `asked`: whether this rank is to stop."""
         self._buffer.clear()
         for batch in batches:
             self.accumulate(batch)
+        self._buffer.stops += asked()
         self._buffer.reduce()
         return self._buffer
 
-    def step(self, number: int, batches: list[MicroBatch]) -> StepResult:
-        """Take the 0-based step `number` with this rank's micro-batches."""
-        buffer = self.gradient(batches)
+    def step(self, number: int, batches: list[MicroBatch], asked: Callable[[], bool] = lambda: False) -> StepResult:
+        """Take the 0-based step `number` with this rank's micro-batches; see `gradient`."""
+        buffer = self.gradient(batches, asked)
         norm = buffer.gradients.norm()
-        if not torch.isfinite(norm):
-            samples = [sample for batch in batches for sample in batch.samples]
-            raise UserError(
-                f"step {number + 1}: the gradient is not finite (samples here: {samples[:8]}); train anew with a lower --lr"
-            )
-        buffer.gradients *= torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(number)
-        self.optimizer.step()
         weight, loss, tokens, padded, anchors = buffer.totals.tolist()
+        if math.isfinite(loss) and norm.isfinite():
+            self._update(number, norm)
+            self.bad_in_a_row = 0
+        else:
+            self.bad_steps += 1
+            self.bad_in_a_row += 1
+        self.stopping = buffer.stops.item() > 0
         return StepResult(
             loss=loss / weight if weight else 0.0,
             slot_accuracy=(buffer.hits / buffer.counts.clamp(min=1)).tolist(),
@@ -140,4 +149,22 @@ class Stepper:
             tokens=int(tokens),
             padded_tokens=int(padded),
             anchors=int(anchors),
+            bad_steps=self.bad_steps,
         )
+
+    def _update(self, number: int, norm: torch.Tensor) -> None:
+        """Clip the gradient, whose norm is given, and let the optimizer use it."""
+        self._buffer.gradients *= torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(number)
+        self.optimizer.step()
+
+    def bad_slots(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """Those of the last step's micro-batches whose own loss or gradient is not finite, each computed once more."""
+        found = []
+        for batch in batches:
+            self._buffer.clear()
+            self.accumulate(batch)
+            if not (self._buffer.totals[1].isfinite() and self._buffer.gradients.norm().isfinite()):
+                found.append(batch)
+        return found

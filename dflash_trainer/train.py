@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import torch.distributed as dist
@@ -15,15 +14,17 @@ from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import load_tokenizer
 from dflash_prep.verify import open_stores
-from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint, save_checkpoint
+from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.history import checkpoints
+from dflash_trainer.identity import plan_identity
 from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
+from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
-from dflash_trainer.monitor import Monitor
-from dflash_trainer.prefetch import BatchPrefetcher
 from dflash_trainer.rehearse import rehearse
 from dflash_trainer.step import Recipe, Stepper
+from dflash_trainer.stop import StopRequest
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
 
 
@@ -40,6 +41,8 @@ class TrainOptions:
     mask_token_id: int | None = None
     max_steps: int | None = None
     save_every: int = 500
+    keep: int = 3
+    max_bad_steps: int = 5
     resume: str | None = None
     recipe: Recipe
 
@@ -62,17 +65,17 @@ def place_run(options: TrainOptions) -> TrainOptions:
     elif resume is not None:
         resume = find_checkpoint(Path(resume))
         output = output or run_of(resume)
-    elif output is not None and newest_checkpoint(output):
+    elif output is not None and checkpoints(output):
         raise UserError(f"{output}: holds a run; go on with --resume auto or choose another with -o")
     output = output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    if resume and newest_checkpoint(output) and resume.resolve().parent != checkpoint_path(output.resolve(), 0).parent:
+    if resume and checkpoints(output) and resume.resolve().parent != checkpoint_path(output.resolve(), 0).parent:
         raise UserError(f"{output}: holds another run than the one of {resume}; choose another with -o")
     return replace(options, output=output, resume=str(resume) if resume else None)
 
 
 def newest_run(runs: Path) -> Path | None:
     """The run whose newest checkpoint was written last."""
-    found = [(checkpoint.stat().st_mtime_ns, run) for run in runs.glob("*") if (checkpoint := newest_checkpoint(run))]
+    found = [(there[-1].stat().st_mtime_ns, run) for run in runs.glob("*") if (there := checkpoints(run))]
     return max(found)[1] if found else None
 
 
@@ -113,16 +116,18 @@ def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
 
 def run_worker(options: TrainOptions) -> None:
     """One worker's whole run."""
-    ranks = join()
-    try:
-        with ExitStack() as held:
-            options = decide_together(lambda: claim_run(options, held), ranks)
-            train(options, ranks)
-        if ranks.leads:
-            print(f"{options.output}: done", flush=True)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with StopRequest() as stop:
+        ranks = join()
+        try:
+            with ExitStack() as held:
+                options = decide_together(lambda: claim_run(options, held), ranks)
+                stopped = train(options, ranks, stop)
+            if ranks.leads:
+                how = "done" if stopped is None else f"stopped after step {stopped}; go on with --resume auto"
+                print(f"{options.output}: {how}", flush=True)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def claim_run(options: TrainOptions, held: ExitStack) -> TrainOptions:
@@ -151,8 +156,11 @@ def lock_run(run: Path) -> Iterator[None]:
         yield
 
 
-def train(options: TrainOptions, ranks: Ranks) -> None:
-    """Train from the first step, or from a checkpoint's, to the plan's end or to `--max-steps`."""
+def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
+    """Train from the first step, or from a checkpoint's, to the plan's end or to `--max-steps`.
+
+    Returns the number of steps after which the run stopped before that because it was asked to, otherwise None.
+    """
     plan, store = check_inputs(options, ranks.world_size)
     model = load_target(options.target, options.recipe.dtype, ranks.device)
     config = draft_config(options, model, plan, store)
@@ -160,23 +168,35 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     target = FrozenTarget(model, config.target_layer_ids)
     draft = DraftModel(config).initialise(plan["seed"]).to(ranks.device)
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
-    first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
+    first = resume(options, ranks, plan, stepper, identity) if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
     last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
     if first < last:
         rehearse(plan, store, stepper, ranks)
-    take_steps(options, ranks, plan, store, stepper, identity, first, last)
+    return take_steps(Run(options, ranks, plan, store, stepper, identity), first, last, stop)
+
+
+def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, identity: dict) -> int:
+    """Restore what the checkpoint holds; returns the step that it goes on with."""
+    state = load_checkpoint(Path(options.resume), stepper.draft, stepper.optimizer, identity)
+    stepper.bad_steps, stepper.bad_in_a_row = state["bad_steps"], state["bad_in_a_row"]
+    if ranks.leads and state["plan_fingerprint"] != plan["fingerprint"]:
+        print(
+            f"{plan.path}: {len(plan['epochs'])} epochs that begin with the run's {len(state['plan_epochs'])}; "
+            f"the learning rate now spans {plan.total_steps} steps instead of {state['total_steps']}",
+            flush=True,
+        )
+    return state["step"]
 
 
 def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dict:
-    """What a run has to go on with: its checkpoints say it, and a resume is held to it."""
+    """What a run has to go on with."""
     recipe = options.recipe
     return {
-        "plan_fingerprint": plan["fingerprint"],
+        **plan_identity(plan),
         "store_fingerprint": store.fingerprint,
         "target_fingerprint": target_fingerprint(model),
         "recipe": {"lr": recipe.learning_rate, "warmup": recipe.warmup, "clip": recipe.clip},
-        "total_steps": plan.total_steps,
     }
 
 
@@ -193,43 +213,3 @@ def draft_config(options: TrainOptions, model, plan: Plan, store: Stores) -> Dra
         overrides=overrides,
         taps=options.taps,
     )
-
-
-def take_steps(
-    options: TrainOptions, ranks: Ranks, plan: Plan, store: Stores, stepper: Stepper, identity: dict, first: int, last: int
-) -> None:
-    """The loop: this rank's micro-batches of each step, the step, its report, and a checkpoint now and then."""
-    batches = BatchPrefetcher(plan, store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)
-    monitor = Monitor(options.output, first, last) if ranks.leads else None
-    per_step = plan["slots"] // ranks.world_size
-    try:
-        for number in range(first, last):
-            began = time.perf_counter()
-            own = [batch.to(ranks.device) for batch in islice(batches, per_step)]
-            waited = time.perf_counter() - began
-            result = stepper.step(number, own)
-            if monitor:
-                monitor.report(
-                    number + 1,
-                    result,
-                    seconds=time.perf_counter() - began,
-                    waited=waited,
-                    lr=stepper.learning_rate(number),
-                    epoch=batches.epoch,
-                    progress=batches.epoch_progress,
-                )
-            if ranks.leads and (number + 1) % options.save_every == 0 and number + 1 < last:
-                save(options, plan, stepper, identity, number + 1)
-        if ranks.leads and (last > first or not checkpoint_path(options.output, last).exists()):
-            save(options, plan, stepper, identity, last)
-    finally:
-        batches.close()
-        if monitor:
-            monitor.close()
-
-
-def save(options: TrainOptions, plan: Plan, stepper: Stepper, identity: dict, step: int) -> None:
-    """Write the checkpoint after `step` updates."""
-    epoch, _ = plan.locate(step)
-    state = {"epoch": epoch, "step": step, "seed": plan["seed"], "target": options.target or "default", **identity}
-    save_checkpoint(options.output, stepper.draft, stepper.optimizer, state)

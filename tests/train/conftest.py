@@ -1,19 +1,27 @@
 """A tiny random target with a byte-level tokenizer, its store and its plans: what every training test works on."""
 
 import json
+import multiprocessing
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
+from workers import train_rank
 
 from dflash_prep.manifest import Plan
 from dflash_prep.sample_maker import Options
 from dflash_prep.store import Store
 from dflash_prep.tokenize import tokenize
 from dflash_prep.tokenizer import load_tokenizer
+from dflash_trainer.checkpoint import newest_checkpoint
+from dflash_trainer.cli import train
 from tests.prep.support import make_plan as write_and_open
 
 BLOCK = 4
@@ -92,3 +100,92 @@ def make_plan(tmp_path_factory, store):
         return write_and_open(store.path, path, **defaults | options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def draft_json(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "draft.json"
+    path.write_text(json.dumps({"num_hidden_layers": 2, "block_size": BLOCK}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def start_ranks(target_dir, draft_json):
+    """Start a run's ranks as torchrun would, but from a server that has everything imported: a second, not ten.
+
+    `fault(rank, batch)` is called before each micro-batch. Rank r prints to the file `output.r`.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["workers", "dflash_trainer.train", "transformers.models.llama", "torch.utils.tensorboard"]
+    )
+
+    def start(plan: Plan, output: Path, *options: str, fault: Callable | None = None, size: int = 2) -> list:
+        arguments = [
+            "--manifest-dir",
+            plan.path,
+            "--target",
+            target_dir,
+            "--draft-config",
+            draft_json,
+            "-o",
+            output,
+            *options,
+        ]
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        words = list(map(str, arguments))
+        ranks = [context.Process(target=train_rank, args=(words, rank, size, port, output, fault)) for rank in range(size)]
+        for rank in ranks:
+            rank.start()
+        return ranks
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_ranks(start_ranks):
+    """Run all ranks to their end; returns the exit code that they agree on, and each one's output."""
+
+    def run(plan: Plan, output: Path, *options: str, **how) -> tuple[int, list[str]]:
+        ranks = start_ranks(plan, output, *options, **how)
+        for rank in ranks:
+            rank.join(timeout=120)
+        (code,) = {rank.exitcode for rank in ranks}
+        return code, [Path(f"{output}.{rank}").read_text() for rank in range(len(ranks))]
+
+    return run
+
+
+@pytest.fixture
+def train_here(target_dir, draft_json):
+    """Train in this process, all slots on one rank."""
+
+    def run(plan: Plan, output: Path, *options: str):
+        arguments = ["--manifest-dir", plan.path, "--target", target_dir, "--draft-config", draft_json, "-o", output]
+        return CliRunner().invoke(train, list(map(str, [*arguments, "--nproc-per-node", "1", *options])))
+
+    return run
+
+
+def last_tensors(run: Path) -> dict[str, torch.Tensor]:
+    """The parameters and moments of a run's newest checkpoint."""
+    return load_file(newest_checkpoint(run) / "optimizer.safetensors")
+
+
+def same_tensors(run: Path, other: Path) -> bool:
+    """Whether two runs ended with the same bits."""
+    one, two = last_tensors(run), last_tensors(other)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def reported(run: Path) -> list[dict]:
+    """The rows of a run's metrics, strict JSON."""
+    refuse = lambda name: pytest.fail(f"{name} is no JSON")  # noqa: E731
+    return [json.loads(line, parse_constant=refuse) for line in (run / "metrics.jsonl").open()]
+
+
+def state_of(checkpoint: Path) -> dict:
+    """What a checkpoint's trainer.json says."""
+    return json.loads((checkpoint / "trainer.json").read_text())

@@ -14,7 +14,9 @@ from dflash_trainer.config import derive_config
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.monitor import keep_lines
 
-IDENTITY = {"plan_fingerprint": "p", "recipe": {"lr": 0.1, "warmup": 0.0, "clip": 1.0}, "total_steps": 9}
+PLAN = {"plan_fingerprint": "p", "plan_options": "o", "plan_epochs": ["a", "b"], "total_steps": 9}
+IDENTITY = {**PLAN, "recipe": {"lr": 0.1, "warmup": 0.0, "clip": 1.0}}
+STATE = {"step": 3, "updates": 2, "bad_steps": 1, "bad_in_a_row": 1, **IDENTITY}
 TARGET = LlamaConfig(vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=6, num_attention_heads=2)
 
 
@@ -30,7 +32,7 @@ def saved(tmp_path):
     for parameter in draft.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    return save_checkpoint(tmp_path / "run", draft, optimizer, {"step": 3, **IDENTITY})
+    return save_checkpoint(tmp_path / "run", draft, optimizer, STATE, keep=3)
 
 
 def refuse(path, **changes) -> str:
@@ -42,7 +44,7 @@ def refuse(path, **changes) -> str:
 def test_restores(saved):
     draft, optimizer = make_draft()
     assert load_checkpoint(saved, draft, optimizer, IDENTITY)["step"] == 3
-    assert all(optimizer.state[parameter]["step"] == 3 for parameter in draft.parameters())
+    assert all(optimizer.state[parameter]["step"] == 2 for parameter in draft.parameters())
 
 
 @pytest.mark.parametrize("step", [-1, 10, 4, 3.0, True, "3", None])
@@ -50,6 +52,16 @@ def test_steps_that_cannot_be(saved, step):
     state = json.loads((saved / "trainer.json").read_text())
     (saved / "trainer.json").write_text(json.dumps(state | {"step": step}))
     assert "trainer.json: has step" in refuse(saved)
+
+
+@pytest.mark.parametrize("key", ["updates", "bad_steps", "bad_in_a_row"])
+@pytest.mark.parametrize("value", [-1, 4, 0, 3.0, True, None])
+def test_counts_that_cannot_be(saved, key, value):
+    if (key, value) == ("bad_in_a_row", 0):
+        return
+    state = json.loads((saved / "trainer.json").read_text())
+    (saved / "trainer.json").write_text(json.dumps(state | {key: value}))
+    assert "which cannot be; it is damaged" in refuse(saved)
 
 
 @pytest.mark.parametrize("name", ["master.fc.weight", "exp_avg.norm.weight", "exp_avg_sq.fc.weight"])
@@ -66,7 +78,7 @@ def test_optimizer_states_that_are_damaged(saved, name, damage):
 
 
 def test_another_run(saved):
-    assert "another plan fingerprint" in refuse(saved, plan_fingerprint="q")
+    assert "another store fingerprint" in refuse(saved, store_fingerprint="q")
     line = refuse(saved, recipe={"lr": 0.2, "warmup": 0.0, "clip": 1.0})
     assert "go on with the same --lr 0.1 --warmup 0.0 --clip 1.0" in line
 
@@ -90,7 +102,7 @@ def test_a_full_disk(tmp_path, monkeypatch, words, reason):
     with pytest.raises(OSError, match=reason):
         write_tensors({}, tmp_path / "x")
     with pytest.raises(UserError, match=f"cannot write: {reason}"):
-        save_checkpoint(tmp_path / "run", *make_draft(), {"step": 0, **IDENTITY})
+        save_checkpoint(tmp_path / "run", *make_draft(), STATE, keep=3)
     assert newest_checkpoint(tmp_path / "run") is None
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_prep.errors import UserError
 from dflash_trainer.config import derive_config
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.prefetch import BatchPrefetcher
@@ -25,7 +24,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(value, target_dir, store,
     with torch.no_grad():
         draft.fc.weight[0, 0] = value
     before = [parameter.clone() for parameter in draft.parameters()]
-    with pytest.raises(UserError, match="step 1: the gradient is not finite"):
-        stepper.step(0, step)
+    assert stepper.step(0, step).bad_steps == 1
+    assert not stepper.optimizer.state
     for after, then in zip(draft.parameters(), before, strict=True):
         torch.testing.assert_close(after, then, rtol=0, atol=0, equal_nan=True)

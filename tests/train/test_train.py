@@ -19,13 +19,6 @@ from dflash_trainer.cli import train
 from dflash_trainer.config import DraftConfig
 
 
-@pytest.fixture(scope="session")
-def draft_json(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "draft.json"
-    path.write_text(json.dumps({"num_hidden_layers": 2, "block_size": 4}))
-    return path
-
-
 @pytest.fixture
 def run_train(target_dir, draft_json):
     """Train in a process of its own; returns the run's last checkpoint's tensors."""
@@ -75,7 +68,7 @@ def test_checkpoint_is_a_servable_draft(run_train, make_plan, tmp_path):
     plan = make_plan(strategy="sorted")
     run_train(plan, tmp_path / "run", "--max-steps", "3", "--save-every", "2")
     checkpoints = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert checkpoints == ["step-00000002", "step-00000003"]
+    assert checkpoints == ["latest", "step-00000002", "step-00000003"]
     directory = tmp_path / "run" / "checkpoints" / "step-00000003"
     assert {path.name for path in directory.iterdir()} == {
         "config.json",

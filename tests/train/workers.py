@@ -1,5 +1,8 @@
 """What tests run in several processes."""
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,9 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from dflash_prep.manifest import Plan
 from dflash_prep.store import Store
+from dflash_trainer.cli import train
 from dflash_trainer.config import derive_config
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.launch import join
+from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.prefetch import BatchPrefetcher
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget
@@ -30,3 +35,73 @@ def write_gradient(plan_path: Path, store_path: Path, target_dir: Path, output: 
         save_file({"gradient": buffer.gradients.clone()}, output)
     if ranks.world_size > 1:
         torch.distributed.destroy_process_group()
+
+
+def train_rank(arguments: list[str], rank: int, size: int, port: int, output: Path, fault: Callable | None) -> None:
+    """One rank of `dflash-train`, in an environment as torchrun makes it; `fault(rank, batch)` before each micro-batch."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "localhost"} | {name: str(value) for name, value in names.items()})
+    said = os.open(f"{output}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    if fault:
+        watch_batches(lambda stepper, batch: fault(rank, stepper, batch))
+    train(arguments)
+
+
+def watch_batches(call: Callable[[Stepper, MicroBatch], None]) -> Callable:
+    """Have `call` called after each micro-batch's gradient was added; returns what was there before."""
+    before = Stepper.accumulate
+
+    def accumulate(stepper: Stepper, batch: MicroBatch) -> None:
+        before(stepper, batch)
+        call(stepper, batch)
+
+    Stepper.accumulate = accumulate
+    return before
+
+
+class Poison:
+    """Spoils the gradient or the loss of micro-batches (step, slot)."""
+
+    def __init__(self, *places: tuple[int, int], loss: bool = False, value: float = float("nan")):
+        self.places, self.loss, self.value = places, loss, value
+
+    def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
+        if batch.epoch == 0 and (batch.step, batch.slot) in self.places:
+            if self.loss:
+                stepper._buffer.totals[1] += self.value
+            else:
+                stepper._buffer.gradients[7] += self.value
+
+
+def send_own(number: int) -> None:
+    """Send this process a signal and give it time to arrive."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.2)
+
+
+class Die:
+    """Strikes one rank in the midst of a step: it exits with a code or, negative, gets a signal."""
+
+    def __init__(self, rank: int, step: int, code: int):
+        self.rank, self.step, self.code = rank, step, code
+
+    def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
+        if (batch.epoch, batch.step) == (0, self.step) and rank == self.rank:
+            if self.code < 0:
+                send_own(-self.code)
+            else:
+                os._exit(self.code)
+
+
+class Hang:
+    """Blocks every rank for good in its first micro-batch, which the file `sign` tells."""
+
+    def __init__(self, sign: Path):
+        self.sign = sign
+
+    def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
+        self.sign.touch()
+        while True:
+            time.sleep(1000)
