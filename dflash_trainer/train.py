@@ -4,10 +4,11 @@ import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from dflash_prep.errors import UserError
@@ -15,7 +16,14 @@ from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import load_tokenizer
 from dflash_prep.verify import open_stores
-from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint, save_checkpoint
+from dflash_trainer.checkpoint import (
+    checkpoint_path,
+    draft_directory,
+    load_checkpoint,
+    load_draft,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
@@ -25,6 +33,7 @@ from dflash_trainer.prefetch import BatchPrefetcher
 from dflash_trainer.rehearse import rehearse
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
+from dflash_trainer.validation import validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,8 @@ class TrainOptions:
     mask_token_id: int | None = None
     max_steps: int | None = None
     save_every: int = 500
+    eval_every: int | None = None
+    init_from: Path | None = None
     resume: str | None = None
     recipe: Recipe
 
@@ -107,8 +118,19 @@ def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
             f"{store.path}: was tokenized with {store.manifest['tokenizer']['name']}, not with the tokenizer of the "
             f"target {tokenizer.name}; tokenize it with --tokenizer {options.target or 'left out'}"
         )
-    read_overrides(options.draft_config)
+    overrides_of(options)
+    if options.eval_every and not plan["holdout_set"]:
+        raise UserError(f"{plan.path}: has no hold-out to validate on; plan with --holdout, or leave --eval-every out")
     return plan, store
+
+
+def overrides_of(options: TrainOptions) -> dict:
+    """What the draft's configuration is to be: from its file, or that of the draft that training starts from."""
+    if options.init_from is None:
+        return read_overrides(options.draft_config)
+    if options.draft_config is not None:
+        raise UserError("--init-from and --draft-config are both given: the draft has its own; leave one of them out")
+    return asdict(DraftConfig.load(draft_directory(options.init_from)))
 
 
 def run_worker(options: TrainOptions) -> None:
@@ -158,7 +180,7 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     config = draft_config(options, model, plan, store)
     identity = run_identity(options, model, plan, store)
     target = FrozenTarget(model, config.target_layer_ids)
-    draft = DraftModel(config).initialise(plan["seed"]).to(ranks.device)
+    draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
@@ -166,6 +188,14 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     if first < last:
         rehearse(plan, store, stepper, ranks)
     take_steps(options, ranks, plan, store, stepper, identity, first, last)
+
+
+def initial_draft(options: TrainOptions, config: DraftConfig, seed: int) -> DraftModel:
+    """The draft before its first step: random, or one that is there already."""
+    draft = DraftModel(config).initialise(seed)
+    if options.init_from is not None:
+        draft.load_state_dict(load_draft(options.init_from, torch.float32).state_dict())
+    return draft
 
 
 def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dict:
@@ -182,7 +212,7 @@ def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dic
 
 def draft_config(options: TrainOptions, model, plan: Plan, store: Stores) -> DraftConfig:
     """The draft's configuration for this target, plan and store."""
-    overrides = read_overrides(options.draft_config)
+    overrides = overrides_of(options)
     rows = model.get_input_embeddings().weight.shape[0]
     named = overrides.pop("mask_token_id", None)
     requested = options.mask_token_id if options.mask_token_id is not None else named
@@ -202,6 +232,7 @@ def take_steps(
     batches = BatchPrefetcher(plan, store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)
     monitor = Monitor(options.output, first, last) if ranks.leads else None
     per_step = plan["slots"] // ranks.world_size
+    every = plan["holdout_set"] and (options.eval_every or options.save_every)
     try:
         for number in range(first, last):
             began = time.perf_counter()
@@ -218,6 +249,10 @@ def take_steps(
                     epoch=batches.epoch,
                     progress=batches.epoch_progress,
                 )
+            if every and ((number + 1) % every == 0 or number + 1 == last):
+                found = validate(plan, store, stepper, ranks)
+                if monitor:
+                    monitor.validated(number + 1, found)
             if ranks.leads and (number + 1) % options.save_every == 0 and number + 1 < last:
                 save(options, plan, stepper, identity, number + 1)
         if ranks.leads and (last > first or not checkpoint_path(options.output, last).exists()):
