@@ -26,6 +26,7 @@ from dflash_trainer.checkpoint import (
 )
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.isolation import check_isolation
 from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.monitor import Monitor
@@ -180,6 +181,9 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
     config = draft_config(options, model, plan, store)
     identity = run_identity(options, model, plan, store)
     target = FrozenTarget(model, config.target_layer_ids)
+    if plan["strategy"] == "packed":
+        words = len(model.get_input_embeddings().weight)
+        check_isolation(target, words, options.recipe.dtype, ranks.device, options.target or "the default target")
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
