@@ -52,6 +52,7 @@ class TrainOptions:
     save_every: int = 500
     eval_every: int | None = None
     init_from: Path | None = None
+    checkpoint_activations: bool = False
     resume: str | None = None
     recipe: Recipe
 
@@ -185,6 +186,7 @@ def train(options: TrainOptions, ranks: Ranks) -> None:
         words = len(model.get_input_embeddings().weight)
         check_isolation(target, words, options.recipe.dtype, ranks.device, options.target or "the default target")
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
+    draft.checkpoint_activations = options.checkpoint_activations
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = load_checkpoint(Path(options.resume), draft, stepper.optimizer, identity)["step"] if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
