@@ -69,11 +69,17 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise OSError(*reason, str(path)) from None
 
 
-def load_draft(path: Path, dtype: torch.dtype) -> DraftModel:
-    """A draft from its directory, a checkpoint or a run (its newest checkpoint)."""
+def draft_directory(path: Path) -> Path:
+    """Where the draft is that a path names, itself or by its run."""
     directory = path if (path / "config.json").is_file() else newest_checkpoint(path)
     if directory is None:
         raise UserError(f"{path}: no draft and no checkpoint here; name a run, a checkpoint or a draft's directory")
+    return directory
+
+
+def load_draft(path: Path, dtype: torch.dtype) -> DraftModel:
+    """A draft from its directory, a checkpoint or a run (its newest checkpoint)."""
+    directory = draft_directory(path)
     config = DraftConfig.load(directory)
     tensors = read_tensors(directory / "model.safetensors")
     check_tensors(tensors, config, directory / "model.safetensors")

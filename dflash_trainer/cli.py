@@ -57,6 +57,13 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
     metavar="N",
     help="Steps in a row without finite numbers after which the run stops.",
 )
+@click.option(
+    "--eval-every", type=click.IntRange(min=1), metavar="N", help="Steps between validations.  [default: as --save-every]"
+)
+@click.option("--init-from", type=PATH, metavar="DRAFT", help="Start from this draft or run.  [default: random weights]")
+@click.option(
+    "--checkpoint-activations", is_flag=True, help="Recompute the draft's layers in the backward pass.  [default: no]"
+)
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers.  [default: one a GPU, else 1]")
 @click.option("--resume", callback=given, metavar="auto|DIR", help="Go on from a checkpoint; auto: from the newest, if any.")
 @click.option("--lr", type=FiniteRange(0, 1, min_open=True), default=6e-4, help="Peak learning rate.")
@@ -69,9 +76,17 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
     metavar="COST.json",
     help="Time micro-batches and write a cost model instead.",
 )
+@click.option("--status", type=PATH, metavar="RUN", help="Say where a run is instead, from its files.")
 @one_line_errors
-def train(nproc_per_node: int | None, lr: float, warmup: float, clip: float, dtype: str, calibrate: Path | None, **options):
+def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype: str, calibrate, status, **options):
     """Train a DFlash draft on the batches of a plan."""
+    if status:
+        from dflash_trainer.status import status as lines_of
+
+        refuse_others("--status", {"status"})
+        for line in lines_of(status):
+            click.echo(line)
+        return
     if calibrate:
         write_cost(calibrate, dtype, **{name: options[name] for name in ("target", "draft_config", "taps")})
         return
@@ -88,7 +103,7 @@ def write_cost(path: Path, dtype: str, **options) -> None:
     from dflash_trainer.calibrate import calibrate, print_cost
     from dflash_trainer.json_report import check_place, write_report
 
-    refuse_others({"calibrate", "dtype", *options})
+    refuse_others("--calibrate", {"calibrate", "dtype", *options})
     check_place(path, "--calibrate")
     with counter("micro-batches") as progress:
         cost = calibrate(**options, dtype=choose_dtype(dtype), progress=progress)
@@ -96,13 +111,13 @@ def write_cost(path: Path, dtype: str, **options) -> None:
     print_cost(path, cost)
 
 
-def refuse_others(used: set[str]) -> None:
+def refuse_others(instead: str, used: set[str]) -> None:
     """Wrong usage: options on the command line that what was asked for has no use for."""
     context = click.get_current_context()
     given = [option for option in context.command.params if context.get_parameter_source(option.name) == COMMANDLINE]
     others = [option.opts[-1] for option in given if option.name not in used]
     if others:
-        raise click.UsageError(f"--calibrate trains nothing; leave {', '.join(others)} out")
+        raise click.UsageError(f"{instead} trains nothing; leave {', '.join(others)} out")
 
 
 @click.command(context_settings=CONTEXT)

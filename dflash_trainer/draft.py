@@ -144,6 +144,7 @@ class DraftModel(nn.Module):
     def __init__(self, config: DraftConfig):
         super().__init__()
         self.config = config
+        self.checkpoint_activations = False  # recompute each layer in the backward pass: less memory, a forward pass more
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
@@ -172,7 +173,10 @@ class DraftModel(nn.Module):
         angles = self.angles(anchors[:, None] + torch.arange(x.shape[1], device=x.device))
         x = x.to(self.norm.weight.dtype)
         for layer, keys in zip(self.layers, context, strict=True):
-            x = layer(x, keys, angles, attend)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x = checkpoint(layer, x, keys, angles, attend, use_reentrant=False)
+            else:
+                x = layer(x, keys, angles, attend)
         return self.norm(x)
 
     def forward(

@@ -15,6 +15,7 @@ from dflash_trainer.monitor import Monitor
 from dflash_trainer.prefetch import BatchPrefetcher
 from dflash_trainer.step import Stepper
 from dflash_trainer.stop import StopRequest
+from dflash_trainer.validation import validate
 
 if TYPE_CHECKING:
     from dflash_trainer.train import TrainOptions
@@ -32,6 +33,11 @@ class Run:
     store: Stores
     stepper: Stepper
     identity: dict
+
+    def validates_after(self, step: int, last: int) -> bool:
+        """Whether the hold-out's turn comes after so many steps; it does after the last."""
+        every = self.options.eval_every or self.options.save_every
+        return bool(self.plan["holdout_set"]) and (step % every == 0 or step == last)
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps, if this rank leads."""
@@ -80,6 +86,10 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
                 )
             if stepper.bad_in_a_row >= options.max_bad_steps:
                 give_up(run, done, own)
+            if run.validates_after(done, last) and not stepper.stopping:
+                found = validate(run.plan, run.store, stepper, ranks)
+                if monitor:
+                    monitor.validated(done, found)
             if done % options.save_every == 0 and done < last and not stepper.stopping:
                 run.save(done)
         if done > first or not checkpoint_path(options.output, done).exists():

@@ -17,13 +17,16 @@ class HeadCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor):
         rows = hidden.shape[0]
         total = hidden.new_zeros((), dtype=weights.dtype)
-        gradient = torch.empty_like(hidden)
+        wanted = ctx.needs_input_grad[0]  # not in validation, where half of the products is then saved
+        gradient = torch.empty_like(hidden) if wanted else hidden.new_empty(0)
         hits = torch.empty(rows, dtype=torch.bool, device=hidden.device)
         chunk = max(1, CHUNK_ELEMENTS // head.shape[0])
         for start in range(0, rows, chunk):
             part = slice(start, start + chunk)
-            loss, gradient[part], hits[part] = chunk_loss(hidden[part], head, labels[part], weights[part])
+            loss, slope, hits[part] = chunk_loss(hidden[part], head, labels[part], weights[part], wanted)
             total += loss
+            if wanted:
+                gradient[part] = slope
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(hits)
         return total, hits
@@ -34,8 +37,8 @@ class HeadCrossEntropy(torch.autograd.Function):
         return gradient * total_gradient.to(gradient.dtype), None, None, None
 
 
-def chunk_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor):
-    """Loss, gradient and hits of one chunk.
+def chunk_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, wanted: bool):
+    """Loss, gradient (None unless it is wanted) and hits of one chunk.
 
     Passes over [rows, V] are what costs beside the products, so there are two: the largest logit, and the softmax in the
     logits' own dtype. A label's log-probability is its distance to the largest logit plus that one's, which is at least
@@ -48,6 +51,8 @@ def chunk_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, w
     slope = torch.softmax(logits, dim=1)
     log_best = slope.gather(1, drafted[:, None]).squeeze(1).to(weights.dtype).log()
     loss = -((distance + log_best) * weights).sum()
+    if not wanted:
+        return loss, None, drafted == labels
     slope.scatter_add_(1, label, slope.new_full(label.shape, -1.0))
     gradient = (slope @ head).to(hidden.dtype) * weights[:, None].to(hidden.dtype)
     return loss, gradient, drafted == labels

@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dflash_prep.errors import UserError
+from dflash_trainer.objective import expected_acceptance
 from dflash_trainer.step import StepResult
+from dflash_trainer.validation import Validation, note
 
 LINES = 20  # about how many lines a run prints where there is no terminal
 
@@ -29,6 +31,7 @@ class Monitor:
         threading.excepthook = quiet_about_files
         with self._writing():
             self._metrics = keep_lines(run / "metrics.jsonl", first_step).open("a", encoding="utf-8")
+            keep_lines(run / "validation.jsonl", first_step)
             self._events = SummaryWriter(str(run), purge_step=first_step)
         columns = TextColumn("step {task.completed}/{task.total}"), BarColumn(20), TextColumn("{task.fields[line]}")
         self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
@@ -48,6 +51,8 @@ class Monitor:
             "epoch_progress": progress,
             **result._asdict(),
             "accuracy": accuracy,
+            "expected_acceptance": expected_acceptance(result.slot_accuracy),
+            "padding_share": 1 - result.tokens / max(result.padded_tokens, 1),
             "learning_rate": lr,
             "seconds": seconds,
             "tokens_per_second": result.tokens / seconds,
@@ -73,10 +78,19 @@ class Monitor:
                 f"{self._run}: cannot write the metrics: {fault.strerror or fault}; make room, then --resume auto"
             ) from None
 
+    def validated(self, step: int, found: Validation) -> None:
+        """Report what the hold-out came to after so many steps."""
+        with self._writing():
+            note(self._run, step, found)
+            for key in ("loss", "expected_acceptance"):
+                self._events.add_scalar(f"validation/{key}", getattr(found, key), step)
+        line = f"step {step}: hold-out loss {found.loss:.3f}, accepts {found.expected_acceptance:.3f}"
+        self._bar.console.print(f"{line} ({found.tokens:,} tokens in {found.seconds:.1f} s)", highlight=False)
+
     def _show(self, step: int, row: dict) -> None:
         line = (
             f"epoch {row['epoch'] + row['epoch_progress']:.2f}  loss {row['loss']:.3f}  "
-            f"slots {' '.join(f'{value:.2f}' for value in row['slot_accuracy'][:3])}  "
+            f"accepts {row['expected_acceptance']:.2f}  "
             f"{row['tokens_per_second'] / 1000:.2f} Ktok/s  wait {row['data_wait_share']:.1%}"
         ) + (f"  bad steps {row['bad_steps']}" if row["bad_steps"] else "")
         self._bar.update(self._task, completed=step, line=line)

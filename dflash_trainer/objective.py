@@ -3,6 +3,8 @@
 DFlash, arXiv 2602.06036: slot 0 of a block holds the real token at its anchor, the others the mask token.
 """
 
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -39,6 +41,14 @@ def block_loss(draft: DraftModel, target: FrozenTarget, batch: MicroBatch) -> Bl
         hits=torch.bincount(slots[hits], minlength=size - 1),
         counts=torch.bincount(slots, minlength=size - 1),
     )
+
+
+def expected_acceptance(slot_accuracy: list[float]) -> float:
+    """The acceptance length that these accuracies would give if slots were right independently: 1 + Σ of their products.
+
+    The k-th product is the chance that the first k drafted tokens are all accepted; the 1 is the target's own token.
+    """
+    return 1 + sum(accumulate(slot_accuracy, mul))
 
 
 def block_embeddings(target: FrozenTarget, tokens: torch.Tensor, mask_token: int, size: int) -> torch.Tensor:

@@ -102,14 +102,18 @@ class Stepper:
         totals[2:5] += totals.new_tensor([len(batch.real), batch.input_ids.numel(), len(batch.anchors)])
         if not len(batch.anchors):
             return
-        device = self._buffer.gradients.device
-        with torch.autocast(device.type, self.recipe.dtype, enabled=self.recipe.dtype == torch.bfloat16):
+        with self.autocast():
             loss = block_loss(self.draft, self.target, batch)
         loss.total.backward()
         totals[0] += loss.weight
         totals[1] += loss.total.detach()
         self._buffer.hits += loss.hits
         self._buffer.counts += loss.counts
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the matrix products."""
+        device = self._buffer.gradients.device
+        return torch.autocast(device.type, self.recipe.dtype, enabled=self.recipe.dtype == torch.bfloat16)
 
     def rehearse(self, batch: MicroBatch) -> None:
         """Compute one micro-batch's gradient and forget it; room for moments that are yet to come is held meanwhile."""

@@ -127,6 +127,8 @@ class FrozenTarget:
         decoder.norm = nn.Identity()  # nothing above the last tap is computed
         model.set_attn_implementation(ATTENTION)
         self._taps = Taps(decoder.layers, taps)
+        kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+        self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
 
     @torch.no_grad()
     def features(self, batch: MicroBatch) -> torch.Tensor:
@@ -137,6 +139,7 @@ class FrozenTarget:
             position_ids=batch.position_ids,
             use_cache=False,
             segments=batch.stretches,
+            **(packing(batch) if self._has_memory and batch.packed else {}),
         )
         return self._taps.take()
 
@@ -144,6 +147,14 @@ class FrozenTarget:
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's embeddings of token ids."""
         return self._embedding(tokens)
+
+
+def packing(batch: MicroBatch) -> dict[str, torch.Tensor]:
+    """Where samples begin, as transformers' gated delta rules and causal convolutions want to know it."""
+    device, lengths = batch.input_ids.device, torch.tensor(batch.stretches)
+    numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return {"cu_seq_lens_q": starts.to(device, torch.int32), "seq_idx": numbers[None].to(device)}
 
 
 class Taps:

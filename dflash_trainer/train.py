@@ -4,9 +4,10 @@ import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from dflash_prep.errors import UserError
@@ -14,11 +15,12 @@ from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import load_tokenizer
 from dflash_prep.verify import open_stores
-from dflash_trainer.checkpoint import checkpoint_path, load_checkpoint, newest_checkpoint
+from dflash_trainer.checkpoint import checkpoint_path, draft_directory, load_checkpoint, load_draft, newest_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.history import checkpoints
 from dflash_trainer.identity import plan_identity
+from dflash_trainer.isolation import check_isolation
 from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
 from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
@@ -43,6 +45,9 @@ class TrainOptions:
     save_every: int = 500
     keep: int = 3
     max_bad_steps: int = 5
+    eval_every: int | None = None
+    init_from: Path | None = None
+    checkpoint_activations: bool = False
     resume: str | None = None
     recipe: Recipe
 
@@ -110,8 +115,19 @@ def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
             f"{store.path}: was tokenized with {store.manifest['tokenizer']['name']}, not with the tokenizer of the "
             f"target {tokenizer.name}; tokenize it with --tokenizer {options.target or 'left out'}"
         )
-    read_overrides(options.draft_config)
+    overrides_of(options)
+    if options.eval_every and not plan["holdout_set"]:
+        raise UserError(f"{plan.path}: has no hold-out to validate on; plan with --holdout, or leave --eval-every out")
     return plan, store
+
+
+def overrides_of(options: TrainOptions) -> dict:
+    """What the draft's configuration is to be: from its file, or that of the draft that training starts from."""
+    if options.init_from is None:
+        return read_overrides(options.draft_config)
+    if options.draft_config is not None:
+        raise UserError("--init-from and --draft-config are both given: the draft has its own; leave one of them out")
+    return asdict(DraftConfig.load(draft_directory(options.init_from)))
 
 
 def run_worker(options: TrainOptions) -> None:
@@ -166,7 +182,11 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     config = draft_config(options, model, plan, store)
     identity = run_identity(options, model, plan, store)
     target = FrozenTarget(model, config.target_layer_ids)
-    draft = DraftModel(config).initialise(plan["seed"]).to(ranks.device)
+    if plan["strategy"] == "packed":
+        words = len(model.get_input_embeddings().weight)
+        check_isolation(target, words, options.recipe.dtype, ranks.device, options.target or "the default target")
+    draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
+    draft.checkpoint_activations = options.checkpoint_activations
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = resume(options, ranks, plan, stepper, identity) if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
@@ -189,6 +209,14 @@ def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, id
     return state["step"]
 
 
+def initial_draft(options: TrainOptions, config: DraftConfig, seed: int) -> DraftModel:
+    """The draft before its first step: random, or one that is there already."""
+    draft = DraftModel(config).initialise(seed)
+    if options.init_from is not None:
+        draft.load_state_dict(load_draft(options.init_from, torch.float32).state_dict())
+    return draft
+
+
 def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dict:
     """What a run has to go on with."""
     recipe = options.recipe
@@ -202,7 +230,7 @@ def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dic
 
 def draft_config(options: TrainOptions, model, plan: Plan, store: Stores) -> DraftConfig:
     """The draft's configuration for this target, plan and store."""
-    overrides = read_overrides(options.draft_config)
+    overrides = overrides_of(options)
     rows = model.get_input_embeddings().weight.shape[0]
     named = overrides.pop("mask_token_id", None)
     requested = options.mask_token_id if options.mask_token_id is not None else named

@@ -77,6 +77,28 @@ def test_gradient_equals_the_plain_reference(options, density, target_dir, store
 
 
 @pytest.mark.parametrize("strategy", ["packed", "bucketed"])
+def test_recomputed_activations_give_the_same_gradient_and_hold_less(strategy, target_dir, store, make_plan, monkeypatch):
+    plan = make_plan(strategy=strategy, anchor_density=1.0)
+    monkeypatch.setattr("dflash_trainer.draft.SCORES_AT_ONCE", 6000)
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
+    draft = double_draft(model)
+    stepper = Stepper(draft, FrozenTarget(model, TAPS), Recipe(), plan.total_steps)
+    batches = BatchPrefetcher(plan, store)
+    step = [next(batches) for _ in range(plan["slots"])]
+    batches.close()
+    gradients, held = [], []
+    for recompute in (False, True):
+        draft.checkpoint_activations, sizes = recompute, []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: sizes.append(tensor.nbytes) or tensor, lambda kept: kept
+        ):
+            gradients.append(stepper.gradient(step).gradients.clone())
+        held.append(sum(sizes))
+    assert torch.equal(*gradients)
+    assert held[1] < 0.7 * held[0]
+
+
+@pytest.mark.parametrize("strategy", ["packed", "bucketed"])
 def test_two_processes_reduce_to_the_gradient_of_one(strategy, target_dir, store, make_plan, tmp_path):
     plan = make_plan(strategy=strategy)
     for workers in (1, 2):
