@@ -44,10 +44,13 @@ def check_names(arguments: dict[str, object]) -> None:
     """Refuse names that are not UTF-8 before any work is done: they could be neither stored nor printed."""
     from dflash_prep.files import check_utf8
 
-    for value in arguments.values():
-        for name in value if isinstance(value, tuple) else (value,):
-            if isinstance(name, str | Path):
-                check_utf8(str(name))
+    waiting = list(arguments.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str | Path):
+            check_utf8(str(value))
+        elif isinstance(value, tuple | list | dict):
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
 
 
 class Filled(click.ParamType):

@@ -1,6 +1,7 @@
 """Which files the inputs name: files as they are, directories, glob patterns, and `-` for standard input."""
 
 import glob
+import os
 import shutil
 import sys
 import tempfile
@@ -57,6 +58,8 @@ def check_once(files: list[CorpusFile]) -> None:
 def find_files(name: str) -> tuple[list[Path], int]:
     """The corpus files that one input names, sorted, and the number of other files in its directories."""
     path = Path(name)
+    if not name:
+        raise UserError("'': names nothing; name a corpus file, a directory of them, a pattern, or - for standard input")
     if glob.has_magic(name) and not path.exists():
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:
@@ -66,7 +69,7 @@ def find_files(name: str) -> tuple[list[Path], int]:
     if not path.is_dir():
         check_input(path)
         return [path], 0
-    inside = sorted(entry for entry in path.rglob("*") if not entry.is_dir())
+    inside = sorted(files_below(path))
     found = [
         entry for entry in inside if entry.name.lower().endswith(ENDINGS) and entry.is_file() and not is_ours(path, entry)
     ]
@@ -75,6 +78,18 @@ def find_files(name: str) -> tuple[list[Path], int]:
     if not found:
         raise UserError(f"{name}: is a directory with no corpus among its {len(inside)} files ({', '.join(ENDINGS)})")
     return found, len(inside) - len(found)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Everything in a folder that is no directory; links to directories are followed, but into none twice."""
+    seen = set()
+    for root, directories, names in os.walk(folder, followlinks=True):
+        place = os.path.realpath(root)
+        if place in seen:
+            directories.clear()
+            continue
+        seen.add(place)
+        yield from (Path(root, name) for name in names)
 
 
 def is_ours(folder: Path, file: Path) -> bool:

@@ -353,6 +353,11 @@ def test_a_store_where_nothing_can_be_made_is_refused_at_once(corpus, tiny_direc
     assert_user_error(run("tokenize", corpus, "--tokenizer", tiny_directory, "-o", "/proc/x"), "/proc/x", "cannot create")
 
 
+@pytest.mark.parametrize("words", [("--template-kwargs", '{"x": ["\\ud800"]}'), ("--columns", "messages=\udcff")])
+def test_names_inside_of_options_are_utf8_too(corpus, tiny_directory, words):
+    assert_user_error(run("tokenize", corpus, "--tokenizer", tiny_directory, *words), "not UTF-8")
+
+
 def test_advice_on_damaged_output_is_not_the_same_command_again(corpus, here, tiny_directory):
     make_store(here / "store", [20, 5, 9])
     make_store(here / "sound", [20, 5, 9])

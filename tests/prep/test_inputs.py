@@ -126,3 +126,17 @@ def test_no_room_for_standard_input(monkeypatch):
 def test_standard_input_twice_is_refused():
     with pytest.raises(UserError, match="once only"):
         found("-", "-")
+
+
+def test_linked_directories_are_followed_and_none_twice(tmp_path):
+    for name in ("in/a.jsonl", "elsewhere/b.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
+    assert found(tmp_path / "in") == ([str(tmp_path / "in/a.jsonl"), str(tmp_path / "in/link/b.jsonl")], 0)
+
+
+def test_no_name_is_no_directory():
+    with pytest.raises(UserError, match="names nothing"):
+        found("")
