@@ -32,16 +32,12 @@ class Encoded(NamedTuple):
 
     def first_from(self, position: int) -> int:
         """The first token that starts at a character or after it."""
-        token = self._at(position)
+        token = self.first_beyond(position)
         while token < len(self.ids) and self.offsets.token_to_chars(token)[0] < position:
             token += 1
         return token
 
     def first_beyond(self, position: int) -> int:
-        """The first token that ends after a character's start."""
-        return self._at(position)
-
-    def _at(self, position: int) -> int:
         """The first token that ends beyond a character's start, which holds it unless the tokenizer drops it."""
         token = self.offsets.char_to_token(position)
         if token is not None:

@@ -81,7 +81,7 @@ def tokenize(
                 directory, tokenizer.special_ids, not options.keep_duplicates, options.near_dedup, shard_bytes
             )
             resumed = writer.tally.records
-            read, total = Counter(), sum(size(file) for file in corpus.files)
+            read, total = Counter(), sum(then[0] for then in before if then)
             seen = lambda count: read.update(bytes=count)  # noqa: E731
             records = ((record, form) for file, form in formats.items() for record in records_of(file, options, seen))
             if options.shuffle_input is not None:
@@ -132,14 +132,6 @@ def state(file: CorpusFile) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
-
-
-def size(file: CorpusFile) -> int:
-    """A file's bytes; 0 for one that cannot be looked at."""
-    try:
-        return file.path.stat().st_size
-    except OSError:
-        return 0
 
 
 def finished_store(output: Path, origin: dict) -> Store:
