@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from dflash_trainer.draft import DraftModel, KeyValue, block_attention
+from dflash_trainer.attention import KeyValue, block_attention
+from dflash_trainer.draft import DraftModel
 from dflash_trainer.target import Taps
 
 

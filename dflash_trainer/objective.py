@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_trainer.draft import DraftModel, Segment
+from dflash_trainer.attention import Segment
+from dflash_trainer.draft import DraftModel
 from dflash_trainer.loss import head_cross_entropy
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.target import FrozenTarget

@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from dflash_prep.errors import UserError
+from dflash_trainer.attention import KeyValue, block_attention
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides, tap_layers
-from dflash_trainer.draft import DraftModel, KeyValue, block_attention, rotary, rotate
+from dflash_trainer.draft import DraftModel, rotary, rotate
 
 
 def test_rotary_equals_transformers():

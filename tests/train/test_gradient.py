@@ -58,7 +58,7 @@ def reference_gradient(draft, model, store, plan, rows, epoch: int) -> tuple[tor
 @pytest.mark.parametrize("density", [0.3, 1.0])  # 1.0: every block overlaps its neighbours and touches the samples' ends
 def test_gradient_equals_the_plain_reference(options, density, target_dir, store, make_plan, monkeypatch):
     plan = make_plan(**options, anchor_density=density, max_anchors=9, token_budget=300)
-    monkeypatch.setattr("dflash_trainer.draft.SCORES_AT_ONCE", 6000)  # long samples take the recomputed path
+    monkeypatch.setattr("dflash_trainer.attention.SCORES_AT_ONCE", 6000)  # long samples take the recomputed path
     monkeypatch.setattr("dflash_trainer.loss.CHUNK_ELEMENTS", 2000)  # several chunks
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
     draft = double_draft(model)
@@ -79,7 +79,7 @@ def test_gradient_equals_the_plain_reference(options, density, target_dir, store
 @pytest.mark.parametrize("strategy", ["packed", "bucketed"])
 def test_recomputed_activations_give_the_same_gradient_and_hold_less(strategy, target_dir, store, make_plan, monkeypatch):
     plan = make_plan(strategy=strategy, anchor_density=1.0)
-    monkeypatch.setattr("dflash_trainer.draft.SCORES_AT_ONCE", 6000)
+    monkeypatch.setattr("dflash_trainer.attention.SCORES_AT_ONCE", 6000)
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
     draft = double_draft(model)
     stepper = Stepper(draft, FrozenTarget(model, TAPS), Recipe(), plan.total_steps)

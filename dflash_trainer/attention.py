@@ -1,0 +1,71 @@
+"""The draft's attention: the blocks of a micro-batch, each over its own sample before its anchor and over itself.
+
+Keys of context and block are one softmax, but no block's keys are ever laid against another block's queries, and no sample's
+against another sample's.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+SCORES_AT_ONCE = 1 << 26  # attention scores held at once in training
+
+
+class Segment(NamedTuple):
+    """One sample of a micro-batch: where its context tokens and its blocks lie in the flat tensors."""
+
+    tokens: slice
+    blocks: slice
+
+
+class KeyValue(NamedTuple):
+    """A layer's keys and values, both [..., kv heads, head_dim]."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def block_attention(query: torch.Tensor, context: KeyValue, block: KeyValue, visible: torch.Tensor | None) -> torch.Tensor:
+    """Attention of A blocks over a shared context and each over itself.
+
+    query: [A, B, heads, hd]; context: [S, kv, hd]; block: [A, B, kv, hd]; visible: int64 [A], how many context positions
+    each block sees (None: all). Returns [A, B, heads, hd]. The scores of context and block are one softmax; no block's keys
+    are ever laid against another block's queries.
+    """
+    blocks, size, heads, hd = query.shape
+    kv = context.key.shape[1]
+    grouped = query.view(blocks, size, kv, heads // kv, hd).permute(2, 0, 1, 3, 4).reshape(kv, blocks, -1, hd)
+    grouped = grouped * hd**-0.5
+    key, value = (part.permute(2, 0, 1, 3) for part in block)  # [kv, A, B, hd]
+    scores = grouped.flatten(1, 2) @ context.key.permute(1, 2, 0)
+    scores = scores.view(kv, blocks, -1, context.key.shape[0])
+    if visible is not None:
+        hidden = torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+    own = grouped @ key.transpose(2, 3)
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.cat([scores, own], dim=-1).softmax(dim=-1, dtype=precision).to(value.dtype)
+    over_context, over_block = weights.split([context.key.shape[0], size], dim=-1)
+    mixed = over_context.flatten(1, 2) @ context.value.transpose(0, 1)
+    mixed = mixed.view(kv, blocks, -1, hd) + over_block @ value
+    return mixed.view(kv, blocks, size, heads // kv, hd).permute(1, 2, 0, 3, 4).reshape(blocks, size, heads, hd)
+
+
+def segment_attention(
+    query: torch.Tensor, context: KeyValue, block: KeyValue, anchors: torch.Tensor, segments: list[Segment]
+) -> torch.Tensor:
+    """`block_attention` sample by sample; long samples in runs of blocks, recomputed in the backward pass."""
+    parts = []
+    for tokens, blocks in segments:
+        keys = KeyValue(context.key[tokens], context.value[tokens])
+        count, per_block = blocks.stop - blocks.start, query.shape[1] * query.shape[2] * (tokens.stop - tokens.start)
+        run = max(1, SCORES_AT_ONCE // max(1, per_block))
+        for start in range(blocks.start, blocks.stop, run):
+            part = slice(start, min(start + run, blocks.stop))
+            arguments = query[part], keys, KeyValue(block.key[part], block.value[part]), anchors[part]
+            if count > run:
+                parts.append(checkpoint(block_attention, *arguments, use_reentrant=False))
+            else:
+                parts.append(block_attention(*arguments))
+    return torch.cat(parts)
