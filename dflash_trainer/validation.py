@@ -44,7 +44,7 @@ def validate(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks) -> Valid
                 batch = make_micro_batch(row, EPOCH, plan, store).to(ranks.device)
                 with stepper.autocast():
                     loss = block_loss(stepper.draft, stepper.target, batch)
-                figures = [loss.weight, loss.total, len(batch.real), len(batch.anchors), *loss.hits, *loss.counts]
+                figures = [loss.weight, loss.total, batch.tokens, batch.blocks, *loss.hits, *loss.counts]
                 sums += torch.tensor([float(figure) for figure in figures], dtype=torch.float64)
     if ranks.world_size > 1:
         on_device = sums.to(ranks.device)

@@ -101,9 +101,8 @@ def test_draft_attention_is_that_of_segments(differentiable, seed):
     torch.manual_seed(seed)
     size, heads, kv, hd = [4, 16][seed % 2], 4, 2, 8
     lengths = random.integers(2, 120, 4).tolist()
-    anchors = [
-        sorted(random.choice(length, min(length, count), replace=False)) for length, count in zip(lengths, [3, 0, 5, 2])
-    ]
+    counts = np.minimum(lengths, [3, 0, 5, 2])
+    anchors = [sorted(random.choice(length, count, replace=False)) for length, count in zip(lengths, counts, strict=True)]
     runs, keys, rows, context = runs_of(lengths, anchors, size, 9, 17, None)
     flat = torch.tensor([int(anchor) for each in anchors for anchor in each])
     query, own_key, own_value = (
