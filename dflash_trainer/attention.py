@@ -26,34 +26,49 @@ class KeyValue(NamedTuple):
     value: torch.Tensor
 
 
-def block_attention(query: torch.Tensor, context: KeyValue, block: KeyValue, visible: torch.Tensor | None) -> torch.Tensor:
+def block_attention(
+    query: torch.Tensor, context: KeyValue, block: KeyValue, visible: torch.Tensor | None, window: int | None = None
+) -> torch.Tensor:
     """Attention of A blocks over a shared context and each over itself.
 
     query: [A, B, heads, hd]; context: [S, kv, hd]; block: [A, B, kv, hd]; visible: int64 [A], how many context positions
-    each block sees (None: all). Returns [A, B, heads, hd]. The scores of context and block are one softmax; no block's keys
-    are ever laid against another block's queries.
+    each block sees (None: all), so that its slots stand at visible … visible+B−1. Returns [A, B, heads, hd]. Without a
+    window each slot sees all of its block; with one, the slot at p sees what stands at p−window+1 … p, in context and block
+    alike, as published drafts have it. The scores of context and block are one softmax; no block's keys are ever laid
+    against another block's queries.
     """
     blocks, size, heads, hd = query.shape
-    kv = context.key.shape[1]
+    tokens, kv = context.key.shape[:2]
     grouped = query.view(blocks, size, kv, heads // kv, hd).permute(2, 0, 1, 3, 4).reshape(kv, blocks, -1, hd)
     grouped = grouped * hd**-0.5
     key, value = (part.permute(2, 0, 1, 3) for part in block)  # [kv, A, B, hd]
-    scores = grouped.flatten(1, 2) @ context.key.permute(1, 2, 0)
-    scores = scores.view(kv, blocks, -1, context.key.shape[0])
+    scores = (grouped.flatten(1, 2) @ context.key.permute(1, 2, 0)).view(kv, blocks, size, -1, tokens)
+    own = (grouped @ key.transpose(2, 3)).view(kv, blocks, size, -1, size)
     if visible is not None:
-        hidden = torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None, None]
-        scores = scores.masked_fill(hidden, -torch.inf)
-    own = grouped @ key.transpose(2, 3)
+        at = torch.arange(tokens, device=query.device)
+        scores = scores.masked_fill(at >= visible[:, None, None, None], -torch.inf)
+    if window is not None:
+        start = torch.tensor([tokens], device=query.device) if visible is None else visible
+        slot = torch.arange(size, device=query.device)
+        oldest = (start[:, None] + slot - window + 1)[..., None, None]  # the first position in each slot's window
+        scores = scores.masked_fill(torch.arange(tokens, device=query.device) < oldest, -torch.inf)
+        back = (slot[:, None] - slot)[:, None]
+        own = own.masked_fill((back < 0) | (back >= window), -torch.inf)
     precision = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.cat([scores, own], dim=-1).softmax(dim=-1, dtype=precision).to(value.dtype)
-    over_context, over_block = weights.split([context.key.shape[0], size], dim=-1)
+    weights = torch.cat([scores, own], dim=-1).softmax(dim=-1, dtype=precision).to(value.dtype).flatten(2, 3)
+    over_context, over_block = weights.split([tokens, size], dim=-1)
     mixed = over_context.flatten(1, 2) @ context.value.transpose(0, 1)
     mixed = mixed.view(kv, blocks, -1, hd) + over_block @ value
     return mixed.view(kv, blocks, size, heads // kv, hd).permute(1, 2, 0, 3, 4).reshape(blocks, size, heads, hd)
 
 
 def segment_attention(
-    query: torch.Tensor, context: KeyValue, block: KeyValue, anchors: torch.Tensor, segments: list[Segment]
+    query: torch.Tensor,
+    context: KeyValue,
+    block: KeyValue,
+    anchors: torch.Tensor,
+    segments: list[Segment],
+    window: int | None = None,
 ) -> torch.Tensor:
     """`block_attention` sample by sample; long samples in runs of blocks, recomputed in the backward pass."""
     parts = []
@@ -63,7 +78,7 @@ def segment_attention(
         run = max(1, SCORES_AT_ONCE // max(1, per_block))
         for start in range(blocks.start, blocks.stop, run):
             part = slice(start, min(start + run, blocks.stop))
-            arguments = query[part], keys, KeyValue(block.key[part], block.value[part]), anchors[part]
+            arguments = query[part], keys, KeyValue(block.key[part], block.value[part]), anchors[part], window
             if count > run:
                 parts.append(checkpoint(block_attention, *arguments, use_reentrant=False))
             else:

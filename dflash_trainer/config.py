@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from dflash_prep.errors import UserError
 from dflash_prep.files import read_json
+from dflash_trainer.sliding import FULL, KEYS, SLIDING, layer_windows, sliding_keys
 
 DEFAULT_LAYERS = 5
 # What a draft takes from its target as it stands there.
 INHERITED = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 INHERITED += ("max_position_embeddings", "vocab_size")
 # What a draft computes depends on these: one that was written with other values is another model than `draft` has.
-ARITHMETIC = ("hidden_act", "rope_parameters", "rope_scaling", "attention_bias", "layer_types", "use_sliding_window")
+ARITHMETIC = ("hidden_act", "rope_parameters", "rope_scaling", "attention_bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,18 @@ class DraftConfig:
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
+    layer_types: tuple[str, ...]
+    sliding_window: int | None  # of the layers that slide; None where none does
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window, None where it sees everything; what it sees says `sliding`."""
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
     def to_json(self) -> dict:
         """`config.json`: what vLLM, SGLang, llama.cpp and transformers look for."""
         values = asdict(self)
         nested = {key: values.pop(key) for key in ("mask_token_id", "target_layer_ids")}
-        layers = self.num_hidden_layers
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
@@ -54,10 +61,7 @@ class DraftConfig:
             "rope_scaling": None,
             "attention_bias": False,
             "attention_dropout": 0.0,
-            "layer_types": ["full_attention"] * layers,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "max_window_layers": layers,
+            **sliding_keys(self.layer_types, self.sliding_window),
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
             "torch_dtype": "bfloat16",
@@ -68,7 +72,10 @@ class DraftConfig:
     def checked(cls, values: dict, where: str) -> "DraftConfig":
         """A configuration whose values are possible, each alone and all together; `where` they come from."""
         check_values(values, where)
-        config = cls(**values | {"target_layer_ids": tuple(values["target_layer_ids"])})
+        values, depth = dict(values), values["num_hidden_layers"]
+        kinds, window = layer_windows({key: values.pop(key) for key in KEYS if key in values}, depth, where)
+        chosen = {"target_layer_ids": tuple(values["target_layer_ids"]), "layer_types": kinds, "sliding_window": window}
+        config = cls(**values | chosen)
         if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
             raise UserError(
                 f"{where}: the draft has {config.num_attention_heads} heads on {config.num_key_value_heads} key-value heads "
@@ -86,10 +93,10 @@ class DraftConfig:
         """Read the `config.json` of a draft."""
         path = directory / "config.json"
         flat = read_flat(path, "draft's configuration")
-        missing = [name for name in RULES if name not in flat]
+        missing = [name for name in RULES if name not in flat and name not in KEYS]
         if missing:
             raise UserError(f"{path}: not a DFlash draft, it lacks {', '.join(missing)}")
-        config = cls.checked({name: flat[name] for name in RULES}, str(path))
+        config = cls.checked({name: flat[name] for name in RULES if name in flat}, str(path))
         config.check_constants({key: flat[key] for key in ARITHMETIC if key in flat}, str(path))
         return config
 
@@ -126,6 +133,17 @@ def listed(rule: Rule) -> Rule:
     )
 
 
+def shown(value: object) -> str:
+    """A value as JSON has it, cut where it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def one_of(*values: object) -> Rule:
+    """Some values of one type."""
+    return Rule(lambda value: type(value) is type(values[0]) and value in values, " or ".join(map(shown, values)))
+
+
 def either(*rules: Rule) -> Rule:
     """Values of any of several kinds, or null."""
     words = " or ".join([*(rule.words for rule in rules), "null"])
@@ -151,6 +169,10 @@ RULES = {
     "block_size": whole(2, 1024),
     "mask_token_id": TOKEN,
     "target_layer_ids": listed(whole(0, 1023)),
+    "layer_types": either(listed(one_of(FULL, SLIDING))),
+    "sliding_window": either(SIZE),
+    "use_sliding_window": one_of(True, False),
+    "max_window_layers": whole(0, 1024),
 }
 
 
@@ -159,12 +181,6 @@ def check_values(values: dict, where: str) -> None:
     for key, value in values.items():
         if key in RULES and not RULES[key].holds(value):
             raise UserError(f"{where}: {key} is {shown(value)}; give {RULES[key].words}")
-
-
-def shown(value: object) -> str:
-    """A value as JSON has it, cut where it is long."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def read_flat(path: Path, what: str) -> dict:
@@ -233,8 +249,7 @@ def read_overrides(path: Path | None) -> dict:
 
 
 CONSTANT = {"architectures", "model_type", "hidden_act", "rope_parameters", "rope_scaling", "attention_bias"}
-CONSTANT |= {"attention_dropout", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
-CONSTANT |= {"tie_word_embeddings", "dtype", "torch_dtype", "use_cache"}
+CONSTANT |= {"attention_dropout", "tie_word_embeddings", "dtype", "torch_dtype", "use_cache"}
 
 
 def tap_layers(target_layers: int, draft_layers: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class DraftDecoder:
             self._target.embedding(block),
             block.new_tensor([position]),
             self._context,
-            lambda query, context, own: block_attention(query, context, own, None),
+            lambda query, context, own, window: block_attention(query, context, own, None, window),
         )
         return (hidden[0, 1:].to(self._target.head.dtype) @ self._target.head.T).argmax(dim=-1).tolist()
 

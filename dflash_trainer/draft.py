@@ -78,10 +78,14 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer, pre-norm. The context enters as keys and values only: neither input norm nor MLP touches it."""
+    """One decoder layer, pre-norm. The context enters as keys and values only: neither input norm nor MLP touches it.
 
-    def __init__(self, config: DraftConfig):
+    `window` is how many positions back a sliding layer sees, None for a layer that sees everything.
+    """
+
+    def __init__(self, config: DraftConfig, window: int | None):
         super().__init__()
+        self.window = window
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -91,7 +95,7 @@ class Layer(nn.Module):
         normed = self.input_layernorm(x)
         block = self.self_attn.key_value(normed, angles)
         query = self.self_attn.query(normed, angles, block.value.dtype)
-        x = x + self.self_attn.o_proj(attend(query, context, block).flatten(2))
+        x = x + self.self_attn.o_proj(attend(query, context, block, self.window).flatten(2))
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -104,7 +108,7 @@ class DraftModel(nn.Module):
         self.checkpoint_activations = False  # recompute each layer in the backward pass: less memory, a forward pass more
         self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, window) for window in config.windows)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def initialise(self, seed: int) -> "DraftModel":
@@ -149,7 +153,7 @@ class DraftModel(nn.Module):
         features: [T, K·H]; positions: int64 [T]; x: [A, B, H]; anchors: int64 [A]; returns [A, B, H].
         """
 
-        def attend(query: torch.Tensor, context: KeyValue, block: KeyValue) -> torch.Tensor:
-            return segment_attention(query, context, block, anchors, segments)
+        def attend(query: torch.Tensor, context: KeyValue, block: KeyValue, window: int | None) -> torch.Tensor:
+            return segment_attention(query, context, block, anchors, segments, window)
 
         return self.blocks(x, anchors, self.context(features, positions), attend)
