@@ -22,6 +22,7 @@ import torch
 from rich.progress import track
 from show import machine, print_table
 from throughput import Setting
+from torch.nn import functional as F
 
 from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
@@ -32,6 +33,7 @@ from dflash_trainer.launch import Ranks
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
 from dflash_trainer.prefetch import BatchPrefetcher
+from dflash_trainer.shapes import shapes_for
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget, load_target
 from dflash_trainer.validation import validate
@@ -51,12 +53,15 @@ class Result(NamedTuple):
 class CutTarget:
     """A target whose features are known for each sample, with the rows of its vocabulary that are used."""
 
+    windows = frozenset()  # it attends to nothing
+
     def __init__(self, table: torch.Tensor, head: torch.Tensor, features: list[torch.Tensor]):
         self.head, self._table, self._features = head, table, features
 
     def features(self, batch: MicroBatch) -> torch.Tensor:
         """Of the samples of a micro-batch, one after another."""
-        return torch.cat([self._features[sample] for sample in batch.samples])
+        known = torch.cat([self._features[sample] for sample in batch.samples])
+        return F.pad(known, (0, 0, 0, len(batch.real) - len(known)))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Of renumbered tokens."""
@@ -86,9 +91,8 @@ class Bench(NamedTuple):
     config: DraftConfig
 
 
-def prepare(setting: Setting, store: Stores) -> Bench:
+def prepare(setting: Setting, store: Stores, device: torch.device) -> Bench:
     """Run the target over every sample once and cut its vocabulary."""
-    device = torch.device("cpu")
     model = load_target(setting.target, setting.dtype, device)
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     mask = choose_mask_token(load_tokenizer(setting.target), store, len(table), None)
@@ -104,8 +108,9 @@ def prepare(setting: Setting, store: Stores) -> Bench:
     for index in track(range(len(store)), "the target's features"):
         ids = store.sample(index)[0]
         sample = Sample(ids, nothing.astype(np.uint32), nothing)
-        features.append(target.features(assemble([sample], packed=False, width=len(ids), block_size=setting.block_size)))
-    rows = torch.from_numpy(used)
+        batch = assemble([sample], packed=False, width=len(ids), block_size=setting.block_size)
+        features.append(target.features(batch.to(device)))
+    rows = torch.from_numpy(used).to(device)
     cut = replace(config, vocab_size=len(used), mask_token_id=int(np.searchsorted(used, mask)))
     return Bench(CutStore(store, used), CutTarget(table[rows].clone(), head[rows].clone(), features), cut)
 
@@ -126,28 +131,29 @@ def make_plans(setting: Setting, store: Stores, folder: Path, seed: int, epochs:
     return plans
 
 
-def train(bench: Bench, plan: Plan, dtype: torch.dtype) -> Result:
+def train(bench: Bench, plan: Plan, dtype: torch.dtype, device: torch.device) -> Result:
     """Train a draft on a plan from its seed's initial weights to the end, and validate it."""
-    draft = DraftModel(bench.config).initialise(plan["seed"])
+    draft = DraftModel(bench.config).initialise(plan["seed"]).to(device)
+    shapes = shapes_for(plan, device, False, (bench.target.windows, frozenset(bench.config.windows)))
     stepper = Stepper(draft, bench.target, Recipe(LEARNING_RATE, dtype=dtype), plan.total_steps)
-    batches = BatchPrefetcher(plan, bench.store)
+    batches = BatchPrefetcher(plan, bench.store, device=device, shapes=shapes)
     for step in range(plan.total_steps):
-        stepper.step(step, [next(batches) for _ in range(plan["slots"])])
+        stepper.step(step, [next(batches).to(device) for _ in range(plan["slots"])])
     batches.close()
-    found = validate(plan, bench.store, stepper, Ranks(0, 1, torch.device("cpu")))
+    found = validate(plan, bench.store, stepper, Ranks(0, 1, device), shapes)
     return Result(found.loss, found.expected_acceptance)
 
 
-def composition(setting: Setting, folder: Path, seeds: int, epochs: int) -> None:
+def composition(setting: Setting, folder: Path, device: torch.device, seeds: int, epochs: int) -> None:
     """Train every layout with every seed, by turns, and print what came of it."""
     began = time.perf_counter()
     store = setting.make_store(folder / "tokens")
-    bench = prepare(setting, store)
+    bench = prepare(setting, store, device)
     results: dict[str, list[Result]] = {name: [] for name in LAYOUTS}
     for seed in range(seeds):
         plans = make_plans(setting, store, folder, seed, epochs)
         for name in LAYOUTS:
-            results[name].append(train(bench, plans[name], setting.dtype))
+            results[name].append(train(bench, plans[name], setting.dtype, device))
             print(f"seed {seed}, {name}: {results[name][-1]}, {time.perf_counter() - began:.0f} s", flush=True)
     rows = [[name, *describe_plan(plans[name]), *describe_results(results, name)] for name in LAYOUTS]
     tokens = plans["packed"]["epochs"][0]["tokens"]

@@ -7,6 +7,8 @@ Only what a layout waits for its batches is a little flattered by that: they are
 """
 
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import torch
 from clock import Clock
 from show import machine, print_table
-from work import per_anchor, per_token, product_rate
+from work import per_anchor, per_token, product_rate, token_length
 
 import dflash_trainer.step
 from dflash_prep.embedded import default_target
@@ -30,6 +32,7 @@ from dflash_prep.tokenizer import load_tokenizer
 from dflash_trainer.config import derive_config
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.prefetch import BatchPrefetcher, make_micro_batch
+from dflash_trainer.shapes import Shapes, shapes_for
 from dflash_trainer.step import GradientBuffer, Recipe, Stepper, StepResult
 from dflash_trainer.target import FrozenTarget, load_target
 
@@ -56,9 +59,9 @@ class Setting(NamedTuple):
 
     corpus: Path
     target: str | None = None
-    samples: int = 120  # records read, taken at random
-    max_length: int = 512
-    token_budget: int = 1024
+    samples: int = 80  # records read, taken at random
+    max_length: int = 1024
+    token_budget: int = 2048
     slots: int = 2
     layers: int = 2
     block_size: int = 16
@@ -90,19 +93,20 @@ class Setting(NamedTuple):
 
 @dataclass
 class Epoch:
-    """A layout on its way through its epoch."""
+    """A layout on its way through an epoch."""
 
     name: str
     plan: Plan
+    shapes: Shapes | None
     batches: BatchPrefetcher
     seconds: float = 0.0
     waited: float = 0.0
     results: list[StepResult] = field(default_factory=list)
 
     @property
-    def progress(self) -> float:
-        """The share of the epoch that is done."""
-        return len(self.results) / self.plan.total_steps
+    def steps(self) -> int:
+        """How many the epoch has."""
+        return self.plan["epochs"][0]["steps"]
 
     def take_step(self, stepper: Stepper, device: torch.device) -> None:
         """The next step, as the trainer's loop takes it."""
@@ -116,38 +120,51 @@ class Epoch:
         """A sum over the steps that were taken."""
         return sum(getattr(result, name) for result in self.results)
 
-
-def begin(setting: Setting, store: Stores, folder: Path, names: list[str], epochs_planned: int = 1) -> list[Epoch]:
-    """Plan each layout."""
-    epochs = []
-    for number, name in enumerate(names):
-        plan = setting.make_plan(store, folder / f"plan-{number}", epochs=epochs_planned, **LAYOUTS[name])
-        epochs.append(Epoch(name, plan, BatchPrefetcher(plan, store)))
-    return epochs
+    def again(self) -> None:
+        """Forget what was measured; the next epoch counts."""
+        self.seconds, self.waited, self.results = 0.0, 0.0, []
 
 
-def warm_up(stepper: Stepper, epochs: list[Epoch], store: Stores, device: torch.device) -> None:
-    """Meet each layout's first micro-batch once."""
-    for epoch in epochs:
-        row = next(iter(epoch.plan.rows(0)))
-        stepper.rehearse(make_micro_batch(row, 0, epoch.plan, store).to(device))
+@contextmanager
+def begun(
+    setting: Setting, store: Stores, folder: Path, names: Iterable[str], stepper: Stepper, device: torch.device
+) -> Iterator[list[Epoch]]:
+    """Each layout, planned and met once: a GPU compiles its kernels in the first epoch."""
+    epochs, windows = [], (stepper.target.windows, frozenset(stepper.draft.config.windows))
+    try:
+        for number, name in enumerate(names):
+            plan = setting.make_plan(store, folder / f"plan-{number}", epochs=3, **LAYOUTS[name])
+            shapes = shapes_for(plan, device, False, windows)
+            epochs.append(Epoch(name, plan, shapes, BatchPrefetcher(plan, store, device=device, shapes=shapes)))
+            stepper.rehearse(make_micro_batch(next(iter(plan.rows(0))), 0, plan, store, shapes=shapes).to(device))
+        yield epochs
+    finally:
+        for epoch in epochs:
+            epoch.batches.close()
+
+
+def race(epochs: list[Epoch], stepper: Stepper, device: torch.device) -> None:
+    """Take an epoch of every layout by turns, whoever is furthest behind first."""
+    while left := [epoch for epoch in epochs if len(epoch.results) < epoch.steps]:
+        min(left, key=lambda epoch: len(epoch.results) / epoch.steps).take_step(stepper, device)
 
 
 def strategies(setting: Setting, folder: Path, device: torch.device) -> None:
     """Print real tokens a second of every layout, and as ratios to `sorted`."""
     store, stepper = setting.make_store(folder / "tokens"), setting.make_stepper(device)
-    epochs = begin(setting, store, folder, list(LAYOUTS))
-    warm_up(stepper, epochs, store, device)
-    while (behind := min(epochs, key=lambda epoch: epoch.progress)).progress < 1:
-        behind.take_step(stepper, device)
+    with begun(setting, store, folder, LAYOUTS, stepper, device) as epochs:
+        race(epochs, stepper, device)
+        if device.type == "cuda":
+            for epoch in epochs:
+                epoch.again()
+            race(epochs, stepper, device)
     rate, length = product_rate(device, setting.dtype), store.column("length")
-    weighted = float((length**2).sum() / length.sum())  # the length of the sample that a token is in
-    config = stepper.draft.config
+    weighted, config, layers = token_length(length), stepper.draft.config, stepper.target._decoder.layers
     base = next(epoch.total("tokens") / epoch.seconds for epoch in epochs if epoch.name == "sorted")
     rows = []
     for epoch in epochs:
         tokens, anchors = epoch.total("tokens"), epoch.total("anchors")
-        work = tokens * per_token(stepper.target, config, weighted) + anchors * per_anchor(config, weighted)
+        work = tokens * per_token(layers, config, weighted) + anchors * per_anchor(config, weighted)
         rows.append(
             [
                 epoch.name,
@@ -170,26 +187,30 @@ def strategies(setting: Setting, folder: Path, device: torch.device) -> None:
     print(f"utilisation: of {rate / 1e12:.2f} TFLOP/s, which one large matrix product reaches here")
 
 
-def split(setting: Setting, folder: Path, device: torch.device, steps: int) -> None:
+def split(setting: Setting, folder: Path, device: torch.device, most: int) -> None:
     """Print where the time of some steps of the default layout and of `packed` goes, one step after another."""
     store, stepper = setting.make_store(folder / "tokens"), setting.make_stepper(device)
-    epochs = begin(setting, store, folder, list(SPLIT), 2)
-    warm_up(stepper, epochs, store, device)
     names = ["data wait", *(name for _, _, name in PARTS), "other"]
     rows = []
-    for epoch in epochs:
-        clock, steps = Clock(), min(steps, epoch.plan["epochs"][0]["steps"])
-        with clock.wrapping(PARTS):
-            for _ in range(steps):
-                with clock.time("other"):
-                    epoch.take_step(stepper, device)
-        found = clock.seconds | {"data wait": epoch.waited, "other": clock.seconds["other"] - epoch.waited}
-        total = sum(found.values())
-        rows.append([epoch.name, f"{total / steps:.2f}", *(f"{found.get(name, 0) / total:.1%}" for name in names)])
-        if device.type == "cuda":
-            rows[-1].append(f"{busy_share(epoch, stepper, device):.1%}")
-    headings = ["layout", "seconds a step", *names] + (["GPU busy"] if device.type == "cuda" else [])
-    print_table(f"Where a step's time goes, {steps} steps; {describe(setting)}", headings, rows)
+    with begun(setting, store, folder, SPLIT, stepper, device) as epochs:
+        for epoch in epochs:
+            steps = min(most, epoch.steps)
+            if device.type == "cuda":  # one after another, so that kernels are compiled
+                race([epoch], stepper, device)
+                epoch.again()
+            clock = Clock()
+            with clock.wrapping(PARTS):
+                for _ in range(steps):
+                    with clock.time("other"):
+                        epoch.take_step(stepper, device)
+            found = clock.seconds | {"data wait": epoch.waited, "other": clock.seconds["other"] - epoch.waited}
+            total = sum(found.values())
+            rows.append([epoch.name, f"{steps}", f"{total / steps:.2f}"])
+            rows[-1] += [f"{found.get(name, 0) / total:.1%}" for name in names]
+            if device.type == "cuda":
+                rows[-1].append(f"{busy_share(epoch, stepper, device):.1%}")
+    headings = ["layout", "steps", "seconds a step", *names] + (["GPU busy"] if device.type == "cuda" else [])
+    print_table(f"Where a step's time goes; {describe(setting)}", headings, rows)
 
 
 def busy_share(epoch: Epoch, stepper: Stepper, device: torch.device) -> float:

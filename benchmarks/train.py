@@ -61,8 +61,8 @@ def main(words: list[str] | None = None) -> None:
                 step = Sizes(64, 8, 4, 2, 640, 192, 256) if options.small_step else Sizes()
                 compare(options.rivals_python, step, options.rounds)
             else:
-                small = {"samples": 500, "token_budget": 640, "slots": 4, "layers": 1, "block_size": 8}
-                composition(Setting(**small | common | given), folder, options.seeds, options.epochs)
+                small = {"samples": 500, "max_length": 512, "token_budget": 640, "slots": 4, "layers": 1, "block_size": 8}
+                composition(Setting(**small | common | given), folder, device, options.seeds, options.epochs)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ that the model asks for, whatever a trainer does.
 
 import time
 
+import numpy as np
 import torch
+from torch import nn
 
 from dflash_trainer.config import DraftConfig
-from dflash_trainer.target import FrozenTarget
 
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices whose product is timed
 
 
-def per_token(target: FrozenTarget, config: DraftConfig, length: float) -> float:
-    """Of a token of a sample of `length`: the target up to its last tap, and the draft's fusion and context."""
-    layers = target._decoder.layers
+def per_token(layers: nn.ModuleList, config: DraftConfig, length: float) -> float:
+    """Of a token of a sample of `length`: the target's layers up to its last tap, and the draft's fusion and context."""
+    layers = layers[: max(config.target_layer_ids) + 1]
     weights = sum(parameter.numel() for layer in layers for parameter in layer.parameters() if parameter.dim() == 2)
     attention = 2 * len(layers) * config.num_attention_heads * config.head_dim * length  # causal: half of what is square
     fusion = len(config.target_layer_ids) * config.hidden_size**2  # its input takes no gradient
@@ -30,6 +31,11 @@ def per_anchor(config: DraftConfig, length: float) -> float:
     query, key = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     layer = 2 * hidden * (2 * query + 2 * key + 3 * inner) + 4 * query * (length / 2 + size)
     return 3 * config.num_hidden_layers * size * layer + 4 * (size - 1) * hidden * config.vocab_size
+
+
+def token_length(lengths: np.ndarray) -> float:
+    """The length of the sample that a token is in, on average."""
+    return float((lengths**2).sum() / lengths.sum())
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
