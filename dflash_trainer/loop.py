@@ -54,6 +54,7 @@ class Run:
             "bad_in_a_row": self.stepper.bad_in_a_row,
             "seed": self.plan["seed"],
             "target": self.options.target or "default",
+            "target_dtype": str(self.options.target_dtype).removeprefix("torch."),
             **self.identity,
         }
         save_checkpoint(self.options.output, self.stepper.draft, self.stepper.optimizer, state, self.options.keep)

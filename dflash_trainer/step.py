@@ -101,6 +101,7 @@ class Stepper:
         totals = self._buffer.totals
         totals[2:5] += totals.new_tensor([batch.tokens, batch.input_ids.numel(), batch.blocks])
         if not batch.blocks:
+            self.target.stand_by()
             return
         with self.autocast():
             loss = block_loss(self.draft, self.target, batch)
