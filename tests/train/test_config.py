@@ -205,9 +205,10 @@ def test_drafts_that_compute_something_else_are_refused(changes, tmp_path):
 
 
 SECTION_6 = """architectures model_type block_size dflash_config num_target_layers num_hidden_layers hidden_size
-intermediate_size num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps rope_theta rope_parameters rope_scaling
-max_position_embeddings vocab_size attention_bias attention_dropout initializer_range layer_types sliding_window
-use_sliding_window max_window_layers tie_word_embeddings bos_token_id eos_token_id dtype torch_dtype use_cache"""
+intermediate_size num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps
+rope_theta rope_parameters rope_scaling max_position_embeddings vocab_size attention_bias
+attention_dropout initializer_range layer_types sliding_window use_sliding_window max_window_layers
+tie_word_embeddings bos_token_id eos_token_id dtype torch_dtype use_cache"""
 
 
 @pytest.mark.parametrize("windows", [{}, {"layer_types": SLIDING, "sliding_window": 9}])
