@@ -247,6 +247,16 @@ class Plan:
                         if row["step"] >= first_step:
                             yield row
 
+    def largest(self, column: str) -> int:
+        """The largest number in a column of all epochs and the hold-out; their files say it without being decoded."""
+        most = []
+        for epoch in [*range(len(self["epochs"])), *([None] if self["holdout_set"] else [])]:
+            with self.open_epoch(epoch) as file:
+                groups = (file.metadata.row_group(group) for group in range(file.num_row_groups))
+                parts = (group.column(place) for group in groups for place in range(group.num_columns))
+                most += [part.statistics.max for part in parts if part.path_in_schema == column]
+        return max(most)
+
     @contextmanager
     def open_epoch(self, epoch: int | None) -> Iterator[pq.ParquetFile]:
         """The Parquet file of an epoch (None: of the hold-out), proven to be the one that was planned.

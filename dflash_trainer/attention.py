@@ -4,11 +4,16 @@ Keys of context and block are one softmax, but no block's keys are ever laid aga
 against another sample's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
+
+from dflash_trainer.flex import attention, block_mask
+from dflash_trainer.micro_batch import MicroBatch
 
 SCORES_AT_ONCE = 1 << 26  # attention scores held at once in training
 
@@ -25,6 +30,33 @@ class KeyValue(NamedTuple):
 
     key: torch.Tensor
     value: torch.Tensor
+
+
+# Of a layer's queries [A, B, heads, hd], context, block and sliding window (None: it has none), to [A, B, heads, hd].
+Attend = Callable[[torch.Tensor, KeyValue, KeyValue, int | None], torch.Tensor]
+
+
+def attend_within(batch: MicroBatch) -> Attend:
+    """Attention of a micro-batch's blocks: by tiles where it carries masks for that, else sample by sample."""
+    if batch.draft_masks:
+        masks = {window: block_mask(tiles) for window, tiles in batch.draft_masks.items()}
+        return lambda query, context, block, window: tiled_attention(query, context, block, masks[window])
+    found = segments(batch)
+    return lambda query, context, block, window: segment_attention(query, context, block, batch.anchors, found, window)
+
+
+def segments(batch: MicroBatch) -> list[Segment]:
+    """Where each sample that has blocks keeps its tokens and its blocks."""
+    tokens, blocks = ((0, *accumulate(sizes)) for sizes in (batch.lengths, batch.block_counts))
+    found = (Segment(slice(*tokens[i : i + 2]), slice(*blocks[i : i + 2])) for i in range(len(batch.lengths)))
+    return [segment for segment in found if segment.blocks.start < segment.blocks.stop]
+
+
+def tiled_attention(query: torch.Tensor, context: KeyValue, block: KeyValue, mask: BlockMask) -> torch.Tensor:
+    """All blocks in one kernel, over the keys of all samples and their own, as the mask lets them."""
+    key, value = (torch.cat([one, own.flatten(0, 1)]).transpose(0, 1)[None] for one, own in zip(context, block, strict=True))
+    mixed = attention(query.flatten(0, 1).transpose(0, 1)[None], key, value, mask)
+    return mixed[0].transpose(0, 1).view(query.shape)
 
 
 def block_attention(

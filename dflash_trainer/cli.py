@@ -64,6 +64,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option(
     "--checkpoint-activations", is_flag=True, help="Recompute the draft's layers in the backward pass.  [default: no]"
 )
+@click.option("--compile", is_flag=True, help="Compile the layers with torch.compile: a slow first step.  [default: no]")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers.  [default: one a GPU, else 1]")
 @click.option("--resume", callback=given, metavar="auto|DIR", help="Go on from a checkpoint; auto: from the newest, if any.")
 @click.option("--lr", type=FiniteRange(0, 1, min_open=True), default=6e-4, help="Peak learning rate.")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import DynamicCache
 
 from dflash_trainer.attention import KeyValue, block_attention
@@ -88,7 +89,7 @@ class DraftDecoder:
             [[token] + [config.mask_token_id] * (config.block_size - 1)], device=self._draft.fc.weight.device
         )
         hidden = self._draft.blocks(
-            self._target.embedding(block),
+            functional.embedding(block, self._target.embedding.weight),  # unscaled, as servers have it
             block.new_tensor([position]),
             self._context,
             lambda query, context, own, window: block_attention(query, context, own, None, window),

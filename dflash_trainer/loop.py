@@ -13,6 +13,7 @@ from dflash_trainer.launch import Ranks, collect_together
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.monitor import Monitor
 from dflash_trainer.prefetch import BatchPrefetcher
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.step import Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.validation import validate
@@ -33,6 +34,7 @@ class Run:
     store: Stores
     stepper: Stepper
     identity: dict
+    shapes: Shapes | None = None
 
     def validates_after(self, step: int, last: int) -> bool:
         """Whether the hold-out's turn comes after so many steps; it does after the last."""
@@ -63,14 +65,15 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
     Returns the number of steps after which it stopped because it was asked to, None if it reached `last`.
     """
     options, ranks, stepper = run.options, run.ranks, run.stepper
-    batches = BatchPrefetcher(run.plan, run.store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)
+    place = {"rank": ranks.rank, "world_size": ranks.world_size, "device": ranks.device}
+    batches = BatchPrefetcher(run.plan, run.store, **place, first_step=first, shapes=run.shapes)
     monitor = Monitor(options.output, first, last) if ranks.leads else None
     per_step = run.plan["slots"] // ranks.world_size
     done = first
     try:
         while done < last and not stepper.stopping:
             began = time.perf_counter()
-            own = [batch.to(ranks.device) for batch in islice(batches, per_step)]
+            own = list(islice(batches, per_step))
             waited = time.perf_counter() - began
             result = stepper.step(done, own, stop.asked)
             done += 1
@@ -87,7 +90,7 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
             if stepper.bad_in_a_row >= options.max_bad_steps:
                 give_up(run, done, own)
             if run.validates_after(done, last) and not stepper.stopping:
-                found = validate(run.plan, run.store, stepper, ranks)
+                found = validate(run.plan, run.store, stepper, ranks, run.shapes)
                 if monitor:
                     monitor.validated(done, found)
             if done % options.save_every == 0 and done < last and not stepper.stopping:

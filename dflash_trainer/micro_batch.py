@@ -1,12 +1,14 @@
 """Micro-batches: one slot of one step, from samples and their anchors to tensors that are ready to compute."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dflash_trainer.blocks import make_blocks
+from dflash_trainer.flex import Tiles
 
 
 class Sample(NamedTuple):
@@ -25,6 +27,8 @@ class MicroBatch:
     real: int64 [T], where the real tokens stand in the flattened rows; positions: int64 [T], within their samples.
     anchors, block_tokens: int64 [A]; labels: int64 [A, B−1]; weights: float64 [A, B−1] (see `blocks`).
     lengths and block_counts: a number a sample, in the order of the real tokens.
+    target_masks, draft_masks: for attention by tiles, what each row sees under each sliding window (see `shapes`).
+    Rows of padding may stand behind the T real tokens and the A blocks; those have weight 0.
     """
 
     epoch: int
@@ -42,21 +46,48 @@ class MicroBatch:
     block_tokens: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    target_masks: dict[int | None, Tiles] = field(default_factory=dict)
+    draft_masks: dict[int | None, Tiles] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens."""
+        return sum(self.lengths)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are no padding."""
+        return sum(self.block_counts)
 
     @property
     def stretches(self) -> list[int] | None:
         """The lengths that a packed row falls into, the padding at its end included; None where each row is one sample."""
         if not self.packed:
             return None
-        padding = self.input_ids.numel() - sum(self.lengths)
+        padding = self.input_ids.numel() - self.tokens
         return [*self.lengths, padding] if padding else list(self.lengths)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, in a fixed order."""
+        masks = (tiles for each in (self.target_masks, self.draft_masks) for tiles in each.values())
+        return [*(getattr(self, name) for name in PARTS), *(tensor for tiles in masks for tensor in tiles)]
+
+    def with_tensors(self, tensors: Iterable[torch.Tensor]) -> "MicroBatch":
+        """The same micro-batch with other tensors for its own, in the order of `tensors`."""
+        following = iter(tensors)
+        parts = {name: next(following) for name in PARTS}
+        masks = [
+            {window: Tiles(*(next(following) for _ in tiles)) for window, tiles in each.items()}
+            for each in (self.target_masks, self.draft_masks)
+        ]
+        return replace(self, **parts, target_masks=masks[0], draft_masks=masks[1])
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch with its tensors on a device."""
-        if device.type == "cpu":
-            return self
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.type is torch.Tensor}
-        return replace(self, **{name: value.pin_memory().to(device, non_blocking=True) for name, value in tensors.items()})
+        return self.with_tensors(tensor.to(device) for tensor in self.tensors())
+
+
+PARTS = [part.name for part in fields(MicroBatch) if part.type is torch.Tensor]
 
 
 def assemble(

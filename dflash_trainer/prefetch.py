@@ -9,33 +9,39 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from dflash_prep.anchors import anchor_count, density_ppm, draw_anchors, eligible_count
 from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_trainer.copies import numbered_rows
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
+from dflash_trainer.shapes import Shapes, fit
+from dflash_trainer.staging import Staging
 
 AHEAD = 4  # micro-batches that are kept ready
 
 
-def make_micro_batch(row: dict, epoch: int, plan: Plan, store: Stores, copies: list[int] | None = None) -> MicroBatch:
+def make_micro_batch(
+    row: dict, epoch: int, plan: Plan, store: Stores, copies: list[int] | None = None, shapes: Shapes | None = None
+) -> MicroBatch:
     """Assemble the micro-batch of one row of the plan; `copies` are its samples' copy numbers, None: all 0."""
-    samples = []
+    samples, packed = [], plan["strategy"] == "packed"
     for sample, copy in zip(row["samples"], copies or [0] * len(row["samples"]), strict=True):
         ids, spans = store.sample(sample)
         anchors = draw_anchors(spans, planned_anchors(spans, plan), plan["seed"], epoch, sample, copy)
         samples.append(Sample(ids, spans, anchors))
-    return assemble(
+    batch = assemble(
         samples,
-        packed=plan["strategy"] == "packed",
-        width=row["width"],
+        packed=packed,
+        width=shapes.row if shapes and packed else row["width"],
         block_size=plan["block_size"],
         epoch=epoch,
         step=row["step"],
         slot=row["slot"],
         numbers=tuple(row["samples"]),
     )
+    return fit(batch, shapes) if shapes else batch
 
 
 def planned_anchors(spans: np.ndarray, plan: Plan) -> int:
@@ -47,12 +53,23 @@ def planned_anchors(spans: np.ndarray, plan: Plan) -> int:
 class BatchPrefetcher:
     """Iterates over one rank's micro-batches from a global step to the end of the plan, read ahead on a thread.
 
-    Rank r of W gets slots r, r+W, … of each step. `batches_per_epoch`, `batches_produced` and `epoch_progress` speak of
-    the current epoch and of this rank, and hold from construction on.
+    Rank r of W gets slots r, r+W, … of each step, padded to `shapes` and on `device`. `batches_per_epoch`,
+    `batches_produced` and `epoch_progress` speak of the current epoch and of this rank, and hold from construction on.
     """
 
-    def __init__(self, plan: Plan, store: Stores, *, rank: int = 0, world_size: int = 1, first_step: int = 0):
-        self._plan, self._store = plan, store
+    def __init__(
+        self,
+        plan: Plan,
+        store: Stores,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        first_step: int = 0,
+        device: torch.device | None = None,
+        shapes: Shapes | None = None,
+    ):
+        self._plan, self._store, self._shapes = plan, store, shapes
+        self._staging = Staging(device) if device and device.type == "cuda" else None
         self._rank, self._world_size = rank, world_size
         self._per_step = plan["slots"] // world_size
         self._epoch, self._epoch_step = plan.locate(first_step)
@@ -88,10 +105,11 @@ class BatchPrefetcher:
         if isinstance(item, BaseException):
             self._queue.put(item)  # whoever asks again gets the same answer
             raise item
-        if item.epoch != self._shown_epoch:
-            self._shown_epoch, self.batches_produced = item.epoch, 0
+        batch = self._staging.receive(item) if self._staging else item
+        if batch.epoch != self._shown_epoch:
+            self._shown_epoch, self.batches_produced = batch.epoch, 0
         self.batches_produced += 1
-        return item
+        return batch
 
     def close(self) -> None:
         """Stop the thread."""
@@ -105,7 +123,7 @@ class BatchPrefetcher:
     def _run(self) -> None:
         try:
             for batch in self._batches():
-                if not self._put(batch):
+                if not self._put(self._staging.send(batch) if self._staging else batch):
                     return
             self._put(StopIteration())
         except BaseException as fault:  # whatever it was belongs to the consumer
@@ -125,4 +143,4 @@ class BatchPrefetcher:
             first = self._epoch_step if epoch == self._epoch else 0
             for row, copies in numbered_rows(self._plan, len(self._store), epoch, first):
                 if row["slot"] % self._world_size == self._rank:
-                    yield make_micro_batch(row, epoch, self._plan, self._store, copies)
+                    yield make_micro_batch(row, epoch, self._plan, self._store, copies, self._shapes)

@@ -99,8 +99,8 @@ class Stepper:
     def accumulate(self, batch: MicroBatch) -> None:
         """Add one micro-batch's gradient and sums to the buffer."""
         totals = self._buffer.totals
-        totals[2:5] += totals.new_tensor([len(batch.real), batch.input_ids.numel(), len(batch.anchors)])
-        if not len(batch.anchors):
+        totals[2:5] += totals.new_tensor([batch.tokens, batch.input_ids.numel(), batch.blocks])
+        if not batch.blocks:
             return
         with self.autocast():
             loss = block_loss(self.draft, self.target, batch)

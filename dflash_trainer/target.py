@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -12,6 +13,7 @@ from dflash_prep.embedded import default_target
 from dflash_prep.errors import UserError
 from dflash_prep.files import canonical_json, digest
 from dflash_trainer.config import INHERITED
+from dflash_trainer.flex import attention, block_mask
 from dflash_trainer.micro_batch import MicroBatch
 
 ATTENTION = "segmented"  # a name with "flash" in it makes transformers look for a FlashAttention kernel
@@ -76,6 +78,7 @@ def target_fingerprint(model: nn.Module) -> str:
     return digest(rows.contiguous().numpy().tobytes(), canonical_json(sizes))
 
 
+@torch.compiler.disable
 def segment_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -83,20 +86,39 @@ def segment_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    segments: list[int] | None = None,
+    packing: "Packing | None" = None,
     sliding_window: int | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample.
+    """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample, or by tiles.
 
-    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]; segments: the lengths that a packed row falls into. Right
-    padding needs no mask: no real token ever looks to its right.
+    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]. Right padding needs no mask: no real token ever looks to its
+    right.
     """
+    if packing is not None and packing.masks:
+        return attention(query, key, value, packing.masks[sliding_window], scaling).transpose(1, 2), None
+    lengths = (packing and packing.stretches) or [query.shape[2]]
     outputs = [
         causal_attention(*parts, scaling, sliding_window)
-        for parts in zip(*(x.split(segments or [x.shape[2]], dim=2) for x in (query, key, value)), strict=True)
+        for parts in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+class Packing:
+    """How the rows at hand fall into samples, told to each layer's attention without passing through the layers.
+
+    What a compiled layer is given anew it is compiled for anew; this stays the same object throughout a run.
+    """
+
+    def __init__(self):
+        self.stretches: list[int] | None = None
+        self.masks: dict[int | None, BlockMask] = {}
+
+    def describe(self, batch: MicroBatch) -> None:
+        """Speak of a micro-batch from now on."""
+        self.stretches = batch.stretches
+        self.masks = {window: block_mask(tiles) for window, tiles in batch.target_masks.items()}
 
 
 def causal_attention(query, key, value, scaling: float | None, window: int | None) -> torch.Tensor:
@@ -127,29 +149,41 @@ class FrozenTarget:
         decoder.norm = nn.Identity()  # nothing above the last tap is computed
         model.set_attn_implementation(ATTENTION)
         self._taps = Taps(decoder.layers, taps)
+        self._packing = Packing()
         kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
         self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The sliding windows that the layers may have, None for none."""
+        return frozenset({None, getattr(self._decoder.config, "sliding_window", None)})
+
+    def compile(self) -> None:
+        """Compile each layer for the shapes that it meets; attention is a kernel of its own."""
+        for layer in self._decoder.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
     def features(self, batch: MicroBatch) -> torch.Tensor:
         """The tapped outputs of a micro-batch's real tokens, [T, K·H]."""
         self._taps.select = batch.real
+        self._packing.describe(batch)
         self._decoder(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            segments=batch.stretches,
-            **(packing(batch) if self._has_memory and batch.packed else {}),
+            packing=self._packing,
+            **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
         )
         return self._taps.take()
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of token ids."""
-        return self._embedding(tokens)
+        """The target's embedding rows of token ids: as they are stored, since servers pass them unscaled to a draft."""
+        return F.embedding(tokens, self._embedding.weight)
 
 
-def packing(batch: MicroBatch) -> dict[str, torch.Tensor]:
+def starts_of_samples(batch: MicroBatch) -> dict[str, torch.Tensor]:
     """Where samples begin, as transformers' gated delta rules and causal convolutions want to know it."""
     device, lengths = batch.input_ids.device, torch.tensor(batch.stretches)
     numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)

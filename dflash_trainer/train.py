@@ -25,6 +25,7 @@ from dflash_trainer.launch import Ranks, decide_together, join, launch, under_to
 from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.rehearse import rehearse
+from dflash_trainer.shapes import shapes_for
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
@@ -48,6 +49,7 @@ class TrainOptions:
     eval_every: int | None = None
     init_from: Path | None = None
     checkpoint_activations: bool = False
+    compile: bool = False
     resume: str | None = None
     recipe: Recipe
 
@@ -187,13 +189,18 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
         check_isolation(target, words, options.recipe.dtype, ranks.device, options.target or "the default target")
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     draft.checkpoint_activations = options.checkpoint_activations
+    if options.compile:
+        draft.compile_layers()
+        if plan["strategy"] == "packed":  # padded layouts have as many shapes as micro-batches
+            target.compile()
+    shapes = shapes_for(plan, ranks.device, options.compile, (target.windows, frozenset(config.windows)))
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = resume(options, ranks, plan, stepper, identity) if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
     last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
     if first < last:
-        rehearse(plan, store, stepper, ranks)
-    return take_steps(Run(options, ranks, plan, store, stepper, identity), first, last, stop)
+        rehearse(plan, store, stepper, ranks, shapes)
+    return take_steps(Run(options, ranks, plan, store, stepper, identity, shapes), first, last, stop)
 
 
 def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, identity: dict) -> int:

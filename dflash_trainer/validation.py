@@ -13,6 +13,7 @@ from dflash_prep.stores import Stores
 from dflash_trainer.launch import Ranks
 from dflash_trainer.objective import block_loss, expected_acceptance
 from dflash_trainer.prefetch import make_micro_batch
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.step import Stepper
 
 EPOCH = 0  # of the anchors' draw: the same at every validation, so that only the draft changes between two
@@ -29,7 +30,7 @@ class Validation(NamedTuple):
     seconds: float
 
 
-def validate(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks) -> Validation:
+def validate(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks, shapes: Shapes | None = None) -> Validation:
     """Loss and accuracies of the hold-out. Parameters, moments and random numbers stay as they are.
 
     Rank r takes slots r, r + W, … as in training; sums are float64 and are reduced once, so that the result is the same on
@@ -41,10 +42,10 @@ def validate(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks) -> Valid
     with torch.no_grad():
         for row in plan.rows(None):
             if row["slot"] % ranks.world_size == ranks.rank and row["anchors"]:
-                batch = make_micro_batch(row, EPOCH, plan, store).to(ranks.device)
+                batch = make_micro_batch(row, EPOCH, plan, store, shapes=shapes).to(ranks.device)
                 with stepper.autocast():
                     loss = block_loss(stepper.draft, stepper.target, batch)
-                figures = [loss.weight, loss.total, len(batch.real), len(batch.anchors), *loss.hits, *loss.counts]
+                figures = [loss.weight, loss.total, batch.tokens, batch.blocks, *loss.hits, *loss.counts]
                 sums += torch.tensor([float(figure) for figure in figures], dtype=torch.float64)
     if ranks.world_size > 1:
         on_device = sums.to(ranks.device)

@@ -19,7 +19,7 @@ import torch
 from reference import block_hidden, sample_features
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from dflash_trainer.attention import Segment
+from dflash_trainer.attention import Segment, segment_attention
 from dflash_trainer.checkpoint import load_draft, save_draft
 from dflash_trainer.config import derive_config
 from dflash_trainer.decode import DraftDecoder, TargetDecoder, decode
@@ -30,8 +30,6 @@ TAPS, BLOCK, MASK, STOP = (1, 3, 4), 8, 5, 2
 PROMPT, NEW = list(range(65, 100)), 40
 SLIDING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
 KINDS = {"loud": {}, "loud sliding": SLIDING, "trained": {}, "trained sliding": SLIDING}
-
-
 STEPS = {"trained": 32, "trained sliding": 20}  # far enough for some drafted tokens to be accepted, and not all
 CONVERTED = ["loud", "loud sliding", "trained"]
 
@@ -109,8 +107,10 @@ def memorise(draft: DraftModel, model, ids: list[int], steps: int) -> None:
     head = model.get_output_embeddings().weight.detach()[known := labels.unique()]
     labels = torch.searchsorted(known, labels)
     optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
+    segments = [Segment(slice(0, len(ids)), slice(0, len(anchors)))]
+    attend = lambda query, context, block, window: segment_attention(query, context, block, anchors, segments, window)  # noqa: E731
     for _ in range(steps):
-        hidden = draft(features, positions, x, anchors, [Segment(slice(0, len(ids)), slice(0, len(anchors)))])
+        hidden = draft(features, positions, x, anchors, attend)
         loss = torch.nn.functional.cross_entropy((hidden[:, 1:] @ head.T).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
