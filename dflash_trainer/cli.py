@@ -44,7 +44,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
     "--target", callback=given, metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]"
 )
 @click.option("-o", "--output", type=PATH, metavar="RUN", help="[default: runs/<time>]")
-@click.option("--draft-config", type=PATH, metavar="FILE", help="JSON: layers, heads and so on.")
+@click.option("--draft-config", type=PATH, metavar="FILE", help="JSON: layers, heads, layer_types and so on.")
 @click.option("--taps", callback=parse_taps, metavar="1,9,...", help="Target layers to tap.  [default: spread evenly]")
 @click.option("--mask-token-id", type=int, help="Token of masked slots.  [default: an unused special token]")
 @click.option("--max-steps", type=click.IntRange(min=0), help="Stop early, with a checkpoint.")

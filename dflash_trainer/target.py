@@ -208,8 +208,8 @@ class FrozenTarget:
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of token ids."""
-        return self._embedding(tokens)
+        """The target's embedding rows of token ids: as they are stored, since servers pass them unscaled to a draft."""
+        return F.embedding(tokens, self._embedding.weight)
 
 
 def starts_of_samples(batch: MicroBatch) -> dict[str, torch.Tensor]:

@@ -7,6 +7,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from dflash_prep.errors import UserError
+from dflash_trainer.config import derive_config
+from dflash_trainer.decode import DraftDecoder, TargetDecoder
+from dflash_trainer.draft import DraftModel
 from dflash_trainer.isolation import check_isolation, leak
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
 from dflash_trainer.target import FrozenTarget, load_target
@@ -122,3 +125,21 @@ def test_the_text_part_of_a_multimodal_target(family, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"does not know model\..*layers\.9\."):
         load_target(str(tmp_path), torch.float32, CPU)
+
+
+def test_a_draft_reads_embeddings_as_they_are_stored(monkeypatch):
+    """Gemma scales its own; servers hand a draft the rows themselves, in training and in decoding alike."""
+    model, read = make("Gemma3"), []
+    tokens = torch.tensor([5, 9, 9])
+    stored = model.get_input_embeddings().weight[tokens]
+    assert not torch.allclose(model.get_input_embeddings()(tokens), stored)
+    config = derive_config(model.config, block_size=3, mask_token_id=9, overrides={"num_hidden_layers": 2}, taps=TAPS)
+    draft = DraftModel(config).initialise(0)
+    blocks = draft.blocks
+    monkeypatch.setattr(draft, "blocks", lambda x, *others: read.append(x) or blocks(x, *others))
+    target = TargetDecoder(model, TAPS)
+    drafter = DraftDecoder(draft, target)
+    drafter.extend(target.read([1, 2])[1], 0)
+    drafter.propose(5, 2)
+    assert torch.equal(read[0][0], stored)
+    assert torch.equal(FrozenTarget(model, TAPS).embed(tokens), stored)
