@@ -71,6 +71,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option("--warmup", type=FiniteRange(0, 1), default=0.04, help="Share of all steps.")
 @click.option("--clip", type=FiniteRange(min=0, min_open=True), default=1.0, help="Largest gradient norm.")
 @click.option("--dtype", type=DTYPE, default="auto", help="Of matrix products; auto: bfloat16 on GPU, else float32.")
+@click.option("--wandb", is_flag=True, help="Log to Weights & Biases too, if wandb is installed.  [default: no]")
 @click.option(
     "--calibrate",
     type=PATH,
