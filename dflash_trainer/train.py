@@ -31,6 +31,7 @@ from dflash_trainer.sharding import place
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
+from dflash_trainer.wandb_log import check_wandb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class TrainOptions:
     init_from: Path | None = None
     checkpoint_activations: bool = False
     compile: bool = False
+    wandb: bool = False
     resume: str | None = None
     target_dtype: torch.dtype = torch.float32
     shard_target: bool = False
@@ -108,6 +110,8 @@ def run_of(checkpoint: Path) -> Path:
 
 def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
     """Everything that can be refused before a worker starts."""
+    if options.wandb:
+        check_wandb()
     plan = Plan(options.manifest_dir)
     store = open_stores(plan, options.data)
     if plan["slots"] % workers:
