@@ -17,6 +17,7 @@ from dflash_trainer.shapes import Shapes
 from dflash_trainer.step import Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.validation import validate
+from dflash_trainer.wandb_log import WandbLog
 
 if TYPE_CHECKING:
     from dflash_trainer.train import TrainOptions
@@ -41,6 +42,11 @@ class Run:
         every = self.options.eval_every or self.options.save_every
         return bool(self.plan["holdout_set"]) and (step % every == 0 or step == last)
 
+    def monitor(self, first: int, last: int) -> Monitor:
+        """What reports the steps between two."""
+        wandb = WandbLog(self.options.output, first, self.identity) if self.options.wandb else None
+        return Monitor(self.options.output, first, last, self.plan.total_steps, wandb)
+
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps, if this rank leads."""
         if not self.ranks.leads:
@@ -54,6 +60,7 @@ class Run:
             "bad_in_a_row": self.stepper.bad_in_a_row,
             "seed": self.plan["seed"],
             "target": self.options.target or "default",
+            "target_dtype": str(self.options.target_dtype).removeprefix("torch."),
             **self.identity,
         }
         save_checkpoint(self.options.output, self.stepper.draft, self.stepper.optimizer, state, self.options.keep)
@@ -67,7 +74,7 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
     options, ranks, stepper = run.options, run.ranks, run.stepper
     place = {"rank": ranks.rank, "world_size": ranks.world_size, "device": ranks.device}
     batches = BatchPrefetcher(run.plan, run.store, **place, first_step=first, shapes=run.shapes)
-    monitor = Monitor(options.output, first, last) if ranks.leads else None
+    monitor = run.monitor(first, last) if ranks.leads else None
     per_step = run.plan["slots"] // ranks.world_size
     done = first
     try:
@@ -75,18 +82,11 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
             began = time.perf_counter()
             own = list(islice(batches, per_step))
             waited = time.perf_counter() - began
-            result = stepper.step(done, own, stop.asked)
+            result = stepper.step(done, own, stop.asked, waited)
+            seconds = time.perf_counter() - began
             done += 1
             if monitor:
-                monitor.report(
-                    done,
-                    result,
-                    seconds=time.perf_counter() - began,
-                    waited=waited,
-                    lr=stepper.learning_rate(done - 1),
-                    epoch=batches.epoch,
-                    progress=batches.epoch_progress,
-                )
+                monitor.report(done, result, batches, seconds=seconds, lr=stepper.learning_rate(done - 1))
             if stepper.bad_in_a_row >= options.max_bad_steps:
                 give_up(run, done, own)
             if run.validates_after(done, last) and not stepper.stopping:

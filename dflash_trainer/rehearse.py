@@ -37,6 +37,8 @@ def rehearse(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks, shapes: 
         fault = f"{here} does not fit the memory of {ranks.device}; {remedy}"
     if fault:
         torch.cuda.empty_cache()  # ranks need some to talk
+        if stepper.target.sharded:  # others may be waiting for this rank's part of a layer, and hear nothing else
+            raise UserError(fault)
     refuse_together(fault, ranks)
     if ranks.leads:
         print(f"rehearsed the longest and the fullest micro-batch ({'; '.join(sizes)})", flush=True)

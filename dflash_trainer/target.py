@@ -1,5 +1,8 @@
 """The frozen target: transformers' model, run for its tapped layers' outputs and no further than the last of them."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,6 +18,7 @@ from dflash_prep.files import canonical_json, digest
 from dflash_trainer.config import INHERITED
 from dflash_trainer.flex import attention, block_mask
 from dflash_trainer.micro_batch import MicroBatch
+from dflash_trainer.sharding import in_step, is_sharded, stand_in
 
 ATTENTION = "segmented"  # a name with "flash" in it makes transformers look for a FlashAttention kernel
 
@@ -57,7 +61,11 @@ def check_weights(report: dict, source: str) -> None:
     `report` is transformers' loading information. Weights outside the decoder's layers may be left over (a vision tower),
     and so may the rotary frequencies that old checkpoints hold.
     """
-    surplus = {key for key in report["unexpected_keys"] if key.removeprefix("model.").startswith("layers.")}
+    surplus = {
+        key
+        for key in report["unexpected_keys"]
+        if key.removeprefix("model.").removeprefix("language_model.").startswith("layers.")
+    }
     faults = {
         "lacks": set(report["missing_keys"]),
         "has another shape of": {key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]},
@@ -138,17 +146,31 @@ AttentionMaskInterface.register(ATTENTION, lambda *arguments, **options: None)
 
 
 class FrozenTarget:
-    """A target cut down to what the draft's training needs: its taps, its embedding and its LM head."""
+    """A target cut down to what the draft's training needs: its taps, its embedding and its LM head.
 
-    def __init__(self, model: nn.Module, taps: tuple[int, ...]):
+    The target computes in the dtype that it was loaded in; the features and `head` are handed over in `dtype`, that of the
+    draft's matrix products (None: the target's own). `place` brings the cut model to its device (see `sharding`); where the
+    model is sharded, all ranks have to call `features` equally often, or `stand_by` in its stead.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        taps: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        place: Callable[[nn.Module], None] | None = None,
+    ):
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings()
-        self.head = model.get_output_embeddings().weight
         self._decoder = decoder
         decoder.layers = decoder.layers[: max(taps) + 1]
         decoder.norm = nn.Identity()  # nothing above the last tap is computed
         model.set_attn_implementation(ATTENTION)
-        self._taps = Taps(decoder.layers, taps)
+        if place is not None:
+            place(model)
+        self.sharded = is_sharded(decoder)
+        self.head = model.get_output_embeddings().weight.detach().to(dtype)
+        self._taps = Taps(decoder.layers, taps, dtype)
         self._packing = Packing()
         kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
         self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
@@ -168,19 +190,26 @@ class FrozenTarget:
         """The tapped outputs of a micro-batch's real tokens, [T, K·H]."""
         self._taps.select = batch.real
         self._packing.describe(batch)
-        self._decoder(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            packing=self._packing,
-            **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
-        )
+        plain = torch.autocast(batch.input_ids.device.type, enabled=False)  # the target's dtype is its own
+        with plain, in_step() if self.sharded else nullcontext():
+            self._decoder(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                packing=self._packing,
+                **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
+            )
         return self._taps.take()
+
+    def stand_by(self) -> None:
+        """What a rank does that needs no features where others may: gather the layers with them if they are sharded."""
+        if self.sharded:
+            self.features(stand_in().to(self.head.device))
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of token ids."""
-        return self._embedding(tokens)
+        """The target's embedding rows of token ids: as they are stored, since servers pass them unscaled to a draft."""
+        return F.embedding(tokens, self._embedding.weight)
 
 
 def starts_of_samples(batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -194,11 +223,13 @@ def starts_of_samples(batch: MicroBatch) -> dict[str, torch.Tensor]:
 class Taps:
     """Forward hooks that copy the outputs of chosen layers side by side into one tensor.
 
-    `select` names the flattened positions (int64) to keep of the next forward pass; None keeps all.
+    `select` names the flattened positions (int64) to keep of the next forward pass; None keeps all. `dtype` is what the copy
+    is made in, None: the layers' own.
     """
 
-    def __init__(self, layers: nn.ModuleList, taps: tuple[int, ...]):
+    def __init__(self, layers: nn.ModuleList, taps: tuple[int, ...], dtype: torch.dtype | None = None):
         self.select: torch.Tensor | None = None
+        self._dtype = dtype
         self._features: torch.Tensor | None = None
         self._count = len(taps)
         for column, tap in enumerate(taps):
@@ -212,10 +243,13 @@ class Taps:
     def _hook(self, column: int, first: bool):
         def copy(module, arguments, output) -> None:
             hidden = (output[0] if isinstance(output, tuple) else output).flatten(0, 1)
-            rows = hidden if self.select is None else hidden[self.select]
-            size = rows.shape[1]
+            count, size = (len(hidden) if self.select is None else len(self.select)), hidden.shape[1]
             if first:
-                self._features = rows.new_empty(rows.shape[0], self._count * size)
-            self._features[:, column * size : (column + 1) * size] = rows
+                self._features = hidden.new_empty(count, self._count * size, dtype=self._dtype)
+            place = self._features[:, column * size : (column + 1) * size]
+            if self.select is not None and place.dtype == hidden.dtype:
+                torch.index_select(hidden, 0, self.select, out=place)  # straight into its place, with no copy between
+            else:
+                place.copy_(hidden if self.select is None else hidden[self.select])
 
         return copy
