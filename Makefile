@@ -19,7 +19,8 @@ demo: install
 	$(BIN)/python benchmarks/demo.py
 
 test: install lint
-	$(BIN)/python -m pytest
+	# two at once, by files; a thread each, or they would wait for each other's
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

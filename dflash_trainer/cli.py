@@ -44,7 +44,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
     "--target", callback=given, metavar="DIR|ID", help="Hugging Face directory or hub id.  [default: SmolLM2-135M]"
 )
 @click.option("-o", "--output", type=PATH, metavar="RUN", help="[default: runs/<time>]")
-@click.option("--draft-config", type=PATH, metavar="FILE", help="JSON: layers, heads and so on.")
+@click.option("--draft-config", type=PATH, metavar="FILE", help="JSON: layers, heads, layer_types and so on.")
 @click.option("--taps", callback=parse_taps, metavar="1,9,...", help="Target layers to tap.  [default: spread evenly]")
 @click.option("--mask-token-id", type=int, help="Token of masked slots.  [default: an unused special token]")
 @click.option("--max-steps", type=click.IntRange(min=0), help="Stop early, with a checkpoint.")
@@ -64,12 +64,16 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option(
     "--checkpoint-activations", is_flag=True, help="Recompute the draft's layers in the backward pass.  [default: no]"
 )
+@click.option("--compile", is_flag=True, help="Compile the layers with torch.compile: a slow first step.  [default: no]")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers.  [default: one a GPU, else 1]")
 @click.option("--resume", callback=given, metavar="auto|DIR", help="Go on from a checkpoint; auto: from the newest, if any.")
 @click.option("--lr", type=FiniteRange(0, 1, min_open=True), default=6e-4, help="Peak learning rate.")
 @click.option("--warmup", type=FiniteRange(0, 1), default=0.04, help="Share of all steps.")
 @click.option("--clip", type=FiniteRange(min=0, min_open=True), default=1.0, help="Largest gradient norm.")
 @click.option("--dtype", type=DTYPE, default="auto", help="Of matrix products; auto: bfloat16 on GPU, else float32.")
+@click.option("--target-dtype", type=DTYPE, default="auto", help="What the target runs in; auto: as --dtype.")
+@click.option("--shard-target", is_flag=True, help="Spread the target's layers over the workers.  [default: no]")
+@click.option("--wandb", is_flag=True, help="Log to Weights & Biases too, if wandb is installed.  [default: no]")
 @click.option(
     "--calibrate",
     type=PATH,
@@ -78,7 +82,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 )
 @click.option("--status", type=PATH, metavar="RUN", help="Say where a run is instead, from its files.")
 @one_line_errors
-def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype: str, calibrate, status, **options):
+def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype, target_dtype, calibrate, status, **options):
     """Train a DFlash draft on the batches of a plan."""
     if status:
         from dflash_trainer.status import status as lines_of
@@ -94,7 +98,8 @@ def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype: str, cal
     from dflash_trainer.train import TrainOptions, start
 
     recipe = Recipe(lr, warmup, clip, choose_dtype(dtype))
-    start(TrainOptions(recipe=recipe, **options), nproc_per_node)
+    own = choose_dtype(dtype if target_dtype == "auto" else target_dtype)
+    start(TrainOptions(recipe=recipe, target_dtype=own, **options), nproc_per_node)
 
 
 def write_cost(path: Path, dtype: str, **options) -> None:

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from dflash_prep.errors import UserError
 from dflash_prep.files import read_json
-from dflash_trainer.sliding import FULL, KEYS, SLIDING, layer_windows, sliding_keys
+from dflash_trainer.published import check_computable, completed
+from dflash_trainer.sliding import FULL, KEYS, SLIDING, check_request, layer_windows, sliding_keys
 
 DEFAULT_LAYERS = 5
 # What a draft takes from its target as it stands there.
 INHERITED = ("hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")
 INHERITED += ("max_position_embeddings", "vocab_size")
 # What a draft computes depends on these: one that was written with other values is another model than `draft` has.
-ARITHMETIC = ("hidden_act", "rope_parameters", "rope_scaling", "attention_bias")
+ARITHMETIC = ("architectures", "hidden_act", "attention_bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +91,15 @@ class DraftConfig:
 
     @classmethod
     def load(cls, directory: Path) -> "DraftConfig":
-        """Read the `config.json` of a draft."""
+        """Read the `config.json` of a draft, ours or a published one."""
         path = directory / "config.json"
-        flat = read_flat(path, "draft's configuration")
+        flat = completed(read_flat(path, "draft's configuration"), str(path))
         missing = [name for name in RULES if name not in flat and name not in KEYS]
         if missing:
             raise UserError(f"{path}: not a DFlash draft, it lacks {', '.join(missing)}")
         config = cls.checked({name: flat[name] for name in RULES if name in flat}, str(path))
         config.check_constants({key: flat[key] for key in ARITHMETIC if key in flat}, str(path))
+        check_computable(flat, config.layer_types, str(path))
         return config
 
     def check_constants(self, given: dict, where: str) -> None:
@@ -226,7 +228,8 @@ def derive_config(
         "mask_token_id": mask_token_id,
         "target_layer_ids": taps,
     }
-    fixed = {"hidden_size", "vocab_size", "num_target_layers", "rope_theta", "block_size"}
+    check_request(overrides, "the draft configuration")
+    fixed = {"hidden_size", "vocab_size", "num_target_layers", "block_size"}
     for key, value in overrides.items():
         if key in fixed and value != values[key]:
             source = "the plan" if key == "block_size" else "the target"

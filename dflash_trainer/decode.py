@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import DynamicCache
 
 from dflash_trainer.attention import KeyValue, block_attention
@@ -78,7 +79,7 @@ class DraftDecoder:
         if self._context is not None:
             pairs = zip(self._context, new, strict=True)
             new = [KeyValue(torch.cat([a.key, b.key]), torch.cat([a.value, b.value])) for a, b in pairs]
-        self._context = new
+        self._context = [newest(keys, window) for keys, window in zip(new, self._draft.config.windows, strict=True)]
 
     @torch.no_grad()
     def propose(self, token: int, position: int) -> list[int]:
@@ -88,12 +89,18 @@ class DraftDecoder:
             [[token] + [config.mask_token_id] * (config.block_size - 1)], device=self._draft.fc.weight.device
         )
         hidden = self._draft.blocks(
-            self._target.embedding(block),
+            functional.embedding(block, self._target.embedding.weight),  # unscaled, as servers have it
             block.new_tensor([position]),
             self._context,
             lambda query, context, own, window: block_attention(query, context, own, None, window),
         )
         return (hidden[0, 1:].to(self._target.head.dtype) @ self._target.head.T).argmax(dim=-1).tolist()
+
+
+def newest(context: KeyValue, window: int | None) -> KeyValue:
+    """What a block behind this context can still see of it."""
+    seen = slice(0 if window is None else max(0, len(context.key) - window + 1), None)
+    return KeyValue(context.key[seen], context.value[seen])
 
 
 def decode(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dflash_trainer.attention import KeyValue, Segment, segment_attention
+from dflash_trainer.attention import Attend, KeyValue
 from dflash_trainer.config import DraftConfig
 
 
@@ -91,11 +91,19 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, context: KeyValue, angles, attend) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: KeyValue, angles, attend: Attend) -> torch.Tensor:
+        query, block = self.before(x, angles)
+        return self.after(x, attend(query, context, block, self.window))
+
+    def before(self, x: torch.Tensor, angles) -> tuple[torch.Tensor, KeyValue]:
+        """A block's queries, keys and values, of its states [A, B, H]."""
         normed = self.input_layernorm(x)
         block = self.self_attn.key_value(normed, angles)
-        query = self.self_attn.query(normed, angles, block.value.dtype)
-        x = x + self.self_attn.o_proj(attend(query, context, block, self.window).flatten(2))
+        return self.self_attn.query(normed, angles, block.value.dtype), block
+
+    def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """A block's new states, of its old ones and of what attention mixed, [A, B, heads, hd]."""
+        x = x + self.self_attn.o_proj(mixed.flatten(2))
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -119,6 +127,12 @@ class DraftModel(nn.Module):
                 nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
         return self
 
+    def compile_layers(self) -> None:
+        """Compile what stands between two attentions, once for all layers and numbers of tokens and blocks."""
+        self.context = torch.compile(self.context, dynamic=True)
+        for layer in self.layers:
+            layer.before, layer.after = (torch.compile(part, dynamic=True) for part in (layer.before, layer.after))
+
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotary angles of absolute positions."""
         return rotary(positions, self.config.head_dim, self.config.rope_theta)
@@ -129,7 +143,7 @@ class DraftModel(nn.Module):
         angles = self.angles(positions)
         return [layer.self_attn.key_value(fused, angles) for layer in self.layers]
 
-    def blocks(self, x: torch.Tensor, anchors: torch.Tensor, context: list[KeyValue], attend) -> torch.Tensor:
+    def blocks(self, x: torch.Tensor, anchors: torch.Tensor, context: list[KeyValue], attend: Attend) -> torch.Tensor:
         """Final hidden states [A, B, H] of blocks: embeddings [A, B, H] at positions a … a+B−1 for anchors int64 [A]."""
         angles = self.angles(anchors[:, None] + torch.arange(x.shape[1], device=x.device))
         x = x.to(self.norm.weight.dtype)
@@ -141,19 +155,10 @@ class DraftModel(nn.Module):
         return self.norm(x)
 
     def forward(
-        self,
-        features: torch.Tensor,
-        positions: torch.Tensor,
-        x: torch.Tensor,
-        anchors: torch.Tensor,
-        segments: list[Segment],
+        self, features: torch.Tensor, positions: torch.Tensor, x: torch.Tensor, anchors: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Training: the blocks of several samples at once, each block seeing its own sample before its anchor, and itself.
 
         features: [T, K·H]; positions: int64 [T]; x: [A, B, H]; anchors: int64 [A]; returns [A, B, H].
         """
-
-        def attend(query: torch.Tensor, context: KeyValue, block: KeyValue, window: int | None) -> torch.Tensor:
-            return segment_attention(query, context, block, anchors, segments, window)
-
         return self.blocks(x, anchors, self.context(features, positions), attend)

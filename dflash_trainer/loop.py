@@ -13,9 +13,11 @@ from dflash_trainer.launch import Ranks, collect_together
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.monitor import Monitor
 from dflash_trainer.prefetch import BatchPrefetcher
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.step import Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.validation import validate
+from dflash_trainer.wandb_log import WandbLog
 
 if TYPE_CHECKING:
     from dflash_trainer.train import TrainOptions
@@ -33,11 +35,17 @@ class Run:
     store: Stores
     stepper: Stepper
     identity: dict
+    shapes: Shapes | None = None
 
     def validates_after(self, step: int, last: int) -> bool:
         """Whether the hold-out's turn comes after so many steps; it does after the last."""
         every = self.options.eval_every or self.options.save_every
         return bool(self.plan["holdout_set"]) and (step % every == 0 or step == last)
+
+    def monitor(self, first: int, last: int) -> Monitor:
+        """What reports the steps between two."""
+        wandb = WandbLog(self.options.output, first, self.identity) if self.options.wandb else None
+        return Monitor(self.options.output, first, last, self.plan.total_steps, wandb)
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps, if this rank leads."""
@@ -52,6 +60,7 @@ class Run:
             "bad_in_a_row": self.stepper.bad_in_a_row,
             "seed": self.plan["seed"],
             "target": self.options.target or "default",
+            "target_dtype": str(self.options.target_dtype).removeprefix("torch."),
             **self.identity,
         }
         save_checkpoint(self.options.output, self.stepper.draft, self.stepper.optimizer, state, self.options.keep)
@@ -63,31 +72,25 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
     Returns the number of steps after which it stopped because it was asked to, None if it reached `last`.
     """
     options, ranks, stepper = run.options, run.ranks, run.stepper
-    batches = BatchPrefetcher(run.plan, run.store, rank=ranks.rank, world_size=ranks.world_size, first_step=first)
-    monitor = Monitor(options.output, first, last) if ranks.leads else None
+    place = {"rank": ranks.rank, "world_size": ranks.world_size, "device": ranks.device}
+    batches = BatchPrefetcher(run.plan, run.store, **place, first_step=first, shapes=run.shapes)
+    monitor = run.monitor(first, last) if ranks.leads else None
     per_step = run.plan["slots"] // ranks.world_size
     done = first
     try:
         while done < last and not stepper.stopping:
             began = time.perf_counter()
-            own = [batch.to(ranks.device) for batch in islice(batches, per_step)]
+            own = list(islice(batches, per_step))
             waited = time.perf_counter() - began
-            result = stepper.step(done, own, stop.asked)
+            result = stepper.step(done, own, stop.asked, waited)
+            seconds = time.perf_counter() - began
             done += 1
             if monitor:
-                monitor.report(
-                    done,
-                    result,
-                    seconds=time.perf_counter() - began,
-                    waited=waited,
-                    lr=stepper.learning_rate(done - 1),
-                    epoch=batches.epoch,
-                    progress=batches.epoch_progress,
-                )
+                monitor.report(done, result, batches, seconds=seconds, lr=stepper.learning_rate(done - 1))
             if stepper.bad_in_a_row >= options.max_bad_steps:
                 give_up(run, done, own)
             if run.validates_after(done, last) and not stepper.stopping:
-                found = validate(run.plan, run.store, stepper, ranks)
+                found = validate(run.plan, run.store, stepper, ranks, run.shapes)
                 if monitor:
                     monitor.validated(done, found)
             if done % options.save_every == 0 and done < last and not stepper.stopping:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_trainer.attention import Segment
+from dflash_trainer.attention import attend_within
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.loss import head_cross_entropy
 from dflash_trainer.micro_batch import MicroBatch
@@ -30,7 +30,7 @@ def block_loss(draft: DraftModel, target: FrozenTarget, batch: MicroBatch) -> Bl
     size = draft.config.block_size
     features = target.features(batch)
     x = block_embeddings(target, batch.block_tokens, draft.config.mask_token_id, size)
-    hidden = draft(features, batch.positions, x, batch.anchors, segments(batch))
+    hidden = draft(features, batch.positions, x, batch.anchors, attend_within(batch))
     weights = batch.weights.to(draft.norm.weight.dtype)
     counted = weights > 0
     rows = hidden[:, 1:][counted]  # a clipped slot stays in attention but needs no logits
@@ -56,13 +56,3 @@ def block_embeddings(target: FrozenTarget, tokens: torch.Tensor, mask_token: int
     """Input embeddings [A, B, H] of blocks that start with the real tokens int64 [A]."""
     masks = target.embed(tokens.new_tensor([mask_token])).expand(len(tokens), size - 1, -1)
     return torch.cat([target.embed(tokens)[:, None], masks], dim=1)
-
-
-def segments(batch: MicroBatch) -> list[Segment]:
-    """Where each sample that has blocks keeps its tokens and its blocks."""
-    found, token, block = [], 0, 0
-    for length, count in zip(batch.lengths, batch.block_counts, strict=True):
-        if count:
-            found.append(Segment(slice(token, token + length), slice(block, block + count)))
-        token, block = token + length, block + count
-    return found

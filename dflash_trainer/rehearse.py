@@ -11,10 +11,11 @@ from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_trainer.launch import Ranks, refuse_together
 from dflash_trainer.prefetch import make_micro_batch
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.step import Stepper
 
 
-def rehearse(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks) -> None:
+def rehearse(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks, shapes: Shapes | None = None) -> None:
     """Compute what `plan.json` names under `rehearse`, if anything; a GPU's lack of memory is a user error."""
     named = plan.manifest.get("rehearse")
     if not named:
@@ -30,12 +31,14 @@ def rehearse(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks) -> None:
                 row = find_row(plan, *place)
                 sizes.append(f"{row['padded_tokens']:,} tokens, {row['anchors']:,} anchors")
                 here = f"the plan's {kind} micro-batch (epoch {place[0]}, step {place[1]}, slot {place[2]}: {sizes[-1]})"
-                stepper.rehearse(make_micro_batch(row, place[0], plan, store).to(ranks.device))
+                stepper.rehearse(make_micro_batch(row, place[0], plan, store, shapes=shapes).to(ranks.device))
     except torch.OutOfMemoryError:
         remedy = "plan with a smaller --token-budget or --anchor-budget, and with more --slots to keep a step's size"
         fault = f"{here} does not fit the memory of {ranks.device}; {remedy}"
     if fault:
         torch.cuda.empty_cache()  # ranks need some to talk
+        if stepper.target.sharded:  # others may be waiting for this rank's part of a layer, and hear nothing else
+            raise UserError(fault)
     refuse_together(fault, ranks)
     if ranks.leads:
         print(f"rehearsed the longest and the fullest micro-batch ({'; '.join(sizes)})", flush=True)

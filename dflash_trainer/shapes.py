@@ -15,9 +15,8 @@ from dflash_prep.manifest import Plan
 from dflash_trainer.flex import TILE, Tiles, draft_runs, find_tiles, round_up, target_runs
 from dflash_trainer.micro_batch import MicroBatch
 
-SIZES = (
-    8  # numbers of blocks that a run compiles for; each costs seconds once, one for all would pad a quarter of the blocks
-)
+Windows = frozenset[int | None]  # sliding windows of layers, None for layers without one
+SIZES = 8  # numbers of blocks; each is compiled for once, while one for all would pad a quarter of the blocks
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,28 @@ class Shapes:
     """What a run's micro-batches are padded to.
 
     row: tokens of a packed row; context: rows of context that the draft is given (None: as many as there are); blocks:
-    numbers of blocks, ascending (empty: as many as there are). target_windows, draft_windows: the sliding windows of the
-    layers (None: a layer without one) whose masks a micro-batch carries.
+    numbers of blocks, ascending (empty: as many as there are). target_windows, draft_windows: those of the layers whose
+    masks a micro-batch carries.
     """
 
     row: int
     context: int | None = None
     blocks: tuple[int, ...] = ()
-    target_windows: frozenset[int | None] = frozenset()
-    draft_windows: frozenset[int | None] = frozenset()
+    target_windows: Windows = frozenset()
+    draft_windows: Windows = frozenset()
 
 
-def tiled_shapes(plan: Plan, target_windows: frozenset[int | None], draft_windows: frozenset[int | None]) -> Shapes:
+def shapes_for(plan: Plan, device: torch.device, compiled: bool, windows: tuple[Windows, Windows]) -> Shapes | None:
+    """What a run pads to: on GPUs, whose attention goes by tiles, and where layers are compiled; None: nothing.
+
+    `windows` are those of the target's layers and of the draft's.
+    """
+    if device.type == "cuda":
+        return tiled_shapes(plan, *windows)
+    return Shapes(plan.largest("padded_tokens")) if compiled and plan["strategy"] == "packed" else None
+
+
+def tiled_shapes(plan: Plan, target_windows: Windows, draft_windows: Windows) -> Shapes:
     """For attention by tiles: whole tiles throughout, and masks."""
     size, packed = plan["block_size"], plan["strategy"] == "packed"
     row = round_up(plan.largest("padded_tokens"))

@@ -23,13 +23,18 @@ def layer_windows(given: dict, depth: int, where: str) -> tuple[tuple[str, ...],
     if len(kinds) != depth:
         raise UserError(f"{where}: layer_types names {len(kinds)} layers, the draft has {depth}: make them agree")
     if SLIDING not in kinds:
-        if asked and named is None:
-            raise UserError(f"{where}: a sliding window, but no layer that has it; name the layers in layer_types")
         return kinds, None
     if window is None or not asked:
         fault = "sliding_window is null" if window is None else "use_sliding_window is false"
         raise UserError(f"{where}: layer_types has sliding layers, but {fault}; give a window and true, or no such layers")
     return kinds, window
+
+
+def check_request(given: dict, where: str) -> None:
+    """Refuse a window that no layer would have: loaders pass it over without a word, but who asks for one wants it."""
+    window = given.get("sliding_window")
+    if given.get("use_sliding_window", window is not None) and not {"layer_types", "max_window_layers"} & given.keys():
+        raise UserError(f"{where}: a sliding window, but no layer that has it; name the layers in layer_types")
 
 
 def sliding_keys(layer_types: tuple[str, ...], window: int | None) -> dict:

@@ -17,6 +17,7 @@ from dflash_trainer.launch import others_needed
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.objective import block_loss
 from dflash_trainer.target import FrozenTarget
+from dflash_trainer.vitals import Stopwatch, Vitals, peak_memory
 
 BETAS = (0.9, 0.95)  # torch's 0.999 remembers the loud gradients of the first steps for a thousand more
 
@@ -31,7 +32,10 @@ class Recipe(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one step came to, over all ranks; `bad_steps` counts the updates that were skipped so far."""
+    """What one step came to, over all ranks; `bad_steps` counts the updates that were skipped so far.
+
+    `vitals` are each rank's, in the order of the ranks.
+    """
 
     loss: float
     slot_accuracy: list[float]
@@ -40,27 +44,38 @@ class StepResult(NamedTuple):
     padded_tokens: int
     anchors: int
     bad_steps: int
+    vitals: list[Vitals]
 
 
 class GradientBuffer:
-    """The gradients of all parameters, and the step's sums behind them, in one flat tensor."""
+    """The gradients of all parameters, and the step's sums behind them, in one flat tensor.
+
+    Each rank's vitals have cells of their own in it, which are zero on all other ranks: their sum gathers them.
+    """
 
     def __init__(self, draft: DraftModel):
         self._parameters = list(draft.parameters())
         slots = draft.config.block_size - 1
         self._sizes = [parameter.numel() for parameter in self._parameters]
         first = self._parameters[0]
-        self._flat = torch.zeros(sum(self._sizes) + 6 + 2 * slots, dtype=first.dtype, device=first.device)
+        ranks, self._rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        self._parts = [5, 1, slots, slots, ranks * len(Vitals._fields)]
+        self._flat = torch.zeros(sum(self._sizes) + sum(self._parts), dtype=first.dtype, device=first.device)
         self.gradients = self._flat[: sum(self._sizes)]
-        sums = self._flat[sum(self._sizes) :].split([5, 1, slots, slots])
+        self._sums = self._flat[sum(self._sizes) :]
         # totals: weight, loss, tokens, padded tokens, anchors; stops: how many ranks were asked to stop
-        self.totals, self.stops, self.hits, self.counts = sums
+        self.totals, self.stops, self.hits, self.counts, vitals = self._sums.split(self._parts)
+        self._vitals = vitals.view(ranks, -1)
 
     def clear(self) -> None:
         """Zero everything and make each parameter's gradient a view into the buffer."""
         self._flat.zero_()
         for parameter, view in zip(self._parameters, self.gradients.split(self._sizes), strict=True):
             parameter.grad = view.view_as(parameter)
+
+    def tell(self, vitals: Vitals) -> None:
+        """Write this rank's vitals into its cells."""
+        self._vitals[self._rank] = self._vitals.new_tensor(vitals)
 
     def reduce(self) -> None:
         """Sum over ranks, then divide the gradients by the step's weight."""
@@ -69,6 +84,10 @@ class GradientBuffer:
                 dist.all_reduce(self._flat)
         weight = self.totals[0]
         self.gradients /= torch.where(weight > 0, weight, 1)
+
+    def read(self, norm: torch.Tensor) -> list[list[float]]:
+        """The gradient's norm, totals, stops, hits, counts and vitals on the CPU: a device is waited for only once."""
+        return [part.tolist() for part in torch.cat([norm[None], self._sums]).cpu().split([1, *self._parts])]
 
 
 class Stepper:
@@ -87,6 +106,7 @@ class Stepper:
         )
         self.bad_steps = self.bad_in_a_row = 0
         self.stopping = False
+        self._stopwatch = Stopwatch(self._buffer.gradients.device)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a 0-based step: it spans the whole plan."""
@@ -101,6 +121,7 @@ class Stepper:
         totals = self._buffer.totals
         totals[2:5] += totals.new_tensor([batch.tokens, batch.input_ids.numel(), batch.blocks])
         if not batch.blocks:
+            self.target.stand_by()
             return
         with self.autocast():
             loss = block_loss(self.draft, self.target, batch)
@@ -125,35 +146,50 @@ class Stepper:
         self.optimizer.zero_grad()
         del moments
 
-    def gradient(self, batches: list[MicroBatch], asked: Callable[[], bool] = lambda: False) -> GradientBuffer:
-        """This step's gradient over all ranks, from this rank's micro-batches; `asked`: whether this rank is to stop."""
+    def gradient(
+        self, batches: list[MicroBatch], asked: Callable[[], bool] = lambda: False, waited: float = 0.0
+    ) -> GradientBuffer:
+        """This step's gradient over all ranks, from this rank's micro-batches, for which it `waited` so many seconds.
+
+        `asked`: whether this rank is to stop.
+        """
+        self._stopwatch.start()
         self._buffer.clear()
         for batch in batches:
             self.accumulate(batch)
         self._buffer.stops += asked()
+        self._buffer.tell(Vitals(self._stopwatch.stop(), waited, peak_memory(self._buffer.gradients.device)))
         self._buffer.reduce()
         return self._buffer
 
-    def step(self, number: int, batches: list[MicroBatch], asked: Callable[[], bool] = lambda: False) -> StepResult:
+    def step(
+        self,
+        number: int,
+        batches: list[MicroBatch],
+        asked: Callable[[], bool] = lambda: False,
+        waited: float = 0.0,
+    ) -> StepResult:
         """Take the 0-based step `number` with this rank's micro-batches; see `gradient`."""
-        buffer = self.gradient(batches, asked)
+        buffer = self.gradient(batches, asked, waited)
         norm = buffer.gradients.norm()
-        weight, loss, tokens, padded, anchors = buffer.totals.tolist()
-        if math.isfinite(loss) and norm.isfinite():
+        (size,), totals, (stops,), hits, counts, vitals = buffer.read(norm)
+        weight, loss, tokens, padded, anchors = totals
+        if math.isfinite(loss) and math.isfinite(size):
             self._update(number, norm)
             self.bad_in_a_row = 0
         else:
             self.bad_steps += 1
             self.bad_in_a_row += 1
-        self.stopping = buffer.stops.item() > 0
+        self.stopping = stops > 0
         return StepResult(
             loss=loss / weight if weight else 0.0,
-            slot_accuracy=(buffer.hits / buffer.counts.clamp(min=1)).tolist(),
-            gradient_norm=norm.item(),
+            slot_accuracy=[hit / max(count, 1) for hit, count in zip(hits, counts, strict=True)],
+            gradient_norm=size,
             tokens=int(tokens),
             padded_tokens=int(padded),
             anchors=int(anchors),
             bad_steps=self.bad_steps,
+            vitals=[Vitals(*cells) for cells in zip(*[iter(vitals)] * len(Vitals._fields), strict=True)],
         )
 
     def _update(self, number: int, norm: torch.Tensor) -> None:

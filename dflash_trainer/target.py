@@ -1,8 +1,12 @@
 """The frozen target: transformers' model, run for its tapped layers' outputs and no further than the last of them."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -12,7 +16,9 @@ from dflash_prep.embedded import default_target
 from dflash_prep.errors import UserError
 from dflash_prep.files import canonical_json, digest
 from dflash_trainer.config import INHERITED
+from dflash_trainer.flex import attention, block_mask
 from dflash_trainer.micro_batch import MicroBatch
+from dflash_trainer.sharding import in_step, is_sharded, stand_in
 
 ATTENTION = "segmented"  # a name with "flash" in it makes transformers look for a FlashAttention kernel
 
@@ -55,7 +61,11 @@ def check_weights(report: dict, source: str) -> None:
     `report` is transformers' loading information. Weights outside the decoder's layers may be left over (a vision tower),
     and so may the rotary frequencies that old checkpoints hold.
     """
-    surplus = {key for key in report["unexpected_keys"] if key.removeprefix("model.").startswith("layers.")}
+    surplus = {
+        key
+        for key in report["unexpected_keys"]
+        if key.removeprefix("model.").removeprefix("language_model.").startswith("layers.")
+    }
     faults = {
         "lacks": set(report["missing_keys"]),
         "has another shape of": {key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]},
@@ -76,6 +86,7 @@ def target_fingerprint(model: nn.Module) -> str:
     return digest(rows.contiguous().numpy().tobytes(), canonical_json(sizes))
 
 
+@torch.compiler.disable
 def segment_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -83,20 +94,39 @@ def segment_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    segments: list[int] | None = None,
+    packing: "Packing | None" = None,
     sliding_window: int | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample.
+    """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample, or by tiles.
 
-    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]; segments: the lengths that a packed row falls into. Right
-    padding needs no mask: no real token ever looks to its right.
+    query: [R, heads, W, hd]; key and value: [R, kv, W, hd]. Right padding needs no mask: no real token ever looks to its
+    right.
     """
+    if packing is not None and packing.masks:
+        return attention(query, key, value, packing.masks[sliding_window], scaling).transpose(1, 2), None
+    lengths = (packing and packing.stretches) or [query.shape[2]]
     outputs = [
         causal_attention(*parts, scaling, sliding_window)
-        for parts in zip(*(x.split(segments or [x.shape[2]], dim=2) for x in (query, key, value)), strict=True)
+        for parts in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+class Packing:
+    """How the rows at hand fall into samples, told to each layer's attention without passing through the layers.
+
+    What a compiled layer is given anew it is compiled for anew; this stays the same object throughout a run.
+    """
+
+    def __init__(self):
+        self.stretches: list[int] | None = None
+        self.masks: dict[int | None, BlockMask] = {}
+
+    def describe(self, batch: MicroBatch) -> None:
+        """Speak of a micro-batch from now on."""
+        self.stretches = batch.stretches
+        self.masks = {window: block_mask(tiles) for window, tiles in batch.target_masks.items()}
 
 
 def causal_attention(query, key, value, scaling: float | None, window: int | None) -> torch.Tensor:
@@ -116,40 +146,73 @@ AttentionMaskInterface.register(ATTENTION, lambda *arguments, **options: None)
 
 
 class FrozenTarget:
-    """A target cut down to what the draft's training needs: its taps, its embedding and its LM head."""
+    """A target cut down to what the draft's training needs: its taps, its embedding and its LM head.
 
-    def __init__(self, model: nn.Module, taps: tuple[int, ...]):
+    The target computes in the dtype that it was loaded in; the features and `head` are handed over in `dtype`, that of the
+    draft's matrix products (None: the target's own). `place` brings the cut model to its device (see `sharding`); where the
+    model is sharded, all ranks have to call `features` equally often, or `stand_by` in its stead.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        taps: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        place: Callable[[nn.Module], None] | None = None,
+    ):
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings()
-        self.head = model.get_output_embeddings().weight
         self._decoder = decoder
         decoder.layers = decoder.layers[: max(taps) + 1]
         decoder.norm = nn.Identity()  # nothing above the last tap is computed
         model.set_attn_implementation(ATTENTION)
-        self._taps = Taps(decoder.layers, taps)
+        if place is not None:
+            place(model)
+        self.sharded = is_sharded(decoder)
+        self.head = model.get_output_embeddings().weight.detach().to(dtype)
+        self._taps = Taps(decoder.layers, taps, dtype)
+        self._packing = Packing()
         kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
         self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The sliding windows that the layers may have, None for none."""
+        return frozenset({None, getattr(self._decoder.config, "sliding_window", None)})
+
+    def compile(self) -> None:
+        """Compile each layer for the shapes that it meets; attention is a kernel of its own."""
+        for layer in self._decoder.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
     def features(self, batch: MicroBatch) -> torch.Tensor:
         """The tapped outputs of a micro-batch's real tokens, [T, K·H]."""
         self._taps.select = batch.real
-        self._decoder(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            segments=batch.stretches,
-            **(packing(batch) if self._has_memory and batch.packed else {}),
-        )
+        self._packing.describe(batch)
+        plain = torch.autocast(batch.input_ids.device.type, enabled=False)  # the target's dtype is its own
+        with plain, in_step() if self.sharded else nullcontext():
+            self._decoder(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                packing=self._packing,
+                **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
+            )
         return self._taps.take()
+
+    def stand_by(self) -> None:
+        """What a rank does that needs no features where others may: gather the layers with them if they are sharded."""
+        if self.sharded:
+            self.features(stand_in().to(self.head.device))
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's embeddings of token ids."""
-        return self._embedding(tokens)
+        """The target's embedding rows of token ids: as they are stored, since servers pass them unscaled to a draft."""
+        return F.embedding(tokens, self._embedding.weight)
 
 
-def packing(batch: MicroBatch) -> dict[str, torch.Tensor]:
+def starts_of_samples(batch: MicroBatch) -> dict[str, torch.Tensor]:
     """Where samples begin, as transformers' gated delta rules and causal convolutions want to know it."""
     device, lengths = batch.input_ids.device, torch.tensor(batch.stretches)
     numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
@@ -160,11 +223,13 @@ def packing(batch: MicroBatch) -> dict[str, torch.Tensor]:
 class Taps:
     """Forward hooks that copy the outputs of chosen layers side by side into one tensor.
 
-    `select` names the flattened positions (int64) to keep of the next forward pass; None keeps all.
+    `select` names the flattened positions (int64) to keep of the next forward pass; None keeps all. `dtype` is what the copy
+    is made in, None: the layers' own.
     """
 
-    def __init__(self, layers: nn.ModuleList, taps: tuple[int, ...]):
+    def __init__(self, layers: nn.ModuleList, taps: tuple[int, ...], dtype: torch.dtype | None = None):
         self.select: torch.Tensor | None = None
+        self._dtype = dtype
         self._features: torch.Tensor | None = None
         self._count = len(taps)
         for column, tap in enumerate(taps):
@@ -178,10 +243,13 @@ class Taps:
     def _hook(self, column: int, first: bool):
         def copy(module, arguments, output) -> None:
             hidden = (output[0] if isinstance(output, tuple) else output).flatten(0, 1)
-            rows = hidden if self.select is None else hidden[self.select]
-            size = rows.shape[1]
+            count, size = (len(hidden) if self.select is None else len(self.select)), hidden.shape[1]
             if first:
-                self._features = rows.new_empty(rows.shape[0], self._count * size)
-            self._features[:, column * size : (column + 1) * size] = rows
+                self._features = hidden.new_empty(count, self._count * size, dtype=self._dtype)
+            place = self._features[:, column * size : (column + 1) * size]
+            if self.select is not None and place.dtype == hidden.dtype:
+                torch.index_select(hidden, 0, self.select, out=place)  # straight into its place, with no copy between
+            else:
+                place.copy_(hidden if self.select is None else hidden[self.select])
 
         return copy

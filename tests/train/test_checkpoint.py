@@ -9,7 +9,14 @@ from transformers import LlamaConfig
 
 from dflash_prep.errors import UserError
 from dflash_trainer import checkpoint
-from dflash_trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint, write_tensors
+from dflash_trainer.checkpoint import (
+    load_checkpoint,
+    load_draft,
+    newest_checkpoint,
+    save_checkpoint,
+    save_draft,
+    write_tensors,
+)
 from dflash_trainer.config import derive_config
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.monitor import keep_lines
@@ -127,3 +134,33 @@ def test_metrics_with_torn_lines(tmp_path, torn):
     assert keep_lines(path, 3).read_bytes() == b'{"step": 1}\n'
     path.write_bytes((torn if torn.endswith(b"\n") else b"") + b'{"step": 3}\n{"step": 4}\n')
     assert keep_lines(path, 3).read_bytes() == b'{"step": 3}\n'
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
+def test_a_draft_with_other_tensors_is_neither_written_nor_read(fault, saved, tmp_path):
+    """Servers pass over names that they do not know: a draft of other names would be served with random weights."""
+    draft, _ = make_draft()
+    tensors = load_file(saved / "model.safetensors")
+    assert len(tensors) == 3 + 11 * draft.config.num_hidden_layers
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    name = "layers.0.self_attn.q_norm.weight"
+    if fault == "missing":
+        del tensors[name], draft.layers[0].self_attn.q_norm
+    elif fault == "unknown":
+        tensors["embed_tokens.weight"] = draft.embed_tokens = torch.nn.Parameter(torch.zeros(64, 8))
+    else:
+        tensors[name] = draft.layers[0].self_attn.q_norm.weight = torch.nn.Parameter(torch.ones(3))
+    save_file({name: tensor.detach() for name, tensor in tensors.items()}, saved / "model.safetensors")
+    (tmp_path / "other").mkdir()
+    for act in (lambda: save_draft(draft, tmp_path / "other"), lambda: load_draft(saved, torch.float32)):
+        with pytest.raises(UserError, match="is missing, unknown or of another shape"):
+            act()
+    assert not any((tmp_path / "other").iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_published_draft_s_dtype_is_read(dtype, saved):
+    tensors = load_file(saved / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, saved / "model.safetensors")
+    read = load_draft(saved, torch.float32).state_dict()
+    assert all(torch.equal(read[name], tensor.float()) for name, tensor in tensors.items())

@@ -25,10 +25,13 @@ def model(target_dir):
     return AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module")
-def loud_draft(model) -> DraftModel:
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+
+
+@pytest.fixture(scope="module", params=[{}, SLIDING], ids=["full", "sliding"])
+def loud_draft(model, request) -> DraftModel:
     """Random weights loud enough that every input shows in the drafted tokens."""
-    overrides = {"num_hidden_layers": 2, "initializer_range": 0.6}
+    overrides = {"num_hidden_layers": 2, "initializer_range": 0.6} | request.param
     config = derive_config(model.config, block_size=5, mask_token_id=259, overrides=overrides, taps=TAPS)
     return DraftModel(config).initialise(0).double()
 

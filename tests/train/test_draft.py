@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
 from dflash_prep.errors import UserError
-from dflash_trainer.attention import KeyValue, block_attention
+from dflash_trainer.attention import KeyValue, Segment, block_attention, segment_attention
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides, tap_layers
+from dflash_trainer.decode import newest
 from dflash_trainer.draft import DraftModel, rotary, rotate
 
 
@@ -33,19 +34,23 @@ def test_rotary_frequencies_stay_float32_under_autocast():
     assert torch.equal(cos, rotary(positions, 16, 10_000.0)[0])
 
 
-def test_attention_equals_masked_dense_attention():
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 7, 100])
+def test_attention_equals_masked_dense_attention(window):
+    """Block by block, whatever a layer's window; a sample's blocks together, in runs, are the same."""
     generator = torch.Generator().manual_seed(1)
     make = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     blocks, size, heads, kv, hd, tokens = 5, 3, 4, 2, 8, 11
     query, context = make(blocks, size, heads, hd), KeyValue(make(tokens, kv, hd), make(tokens, kv, hd))
     block = KeyValue(make(blocks, size, kv, hd), make(blocks, size, kv, hd))
     visible = torch.tensor([0, 3, 3, 10, 11])
-    mine = block_attention(query, context, block, visible)
+    mine = block_attention(query, context, block, visible, window)
     keys, values = (torch.cat([c, b.flatten(0, 1)]) for c, b in zip(context, block, strict=True))
     mask = torch.zeros(blocks * size, tokens + blocks * size, dtype=torch.bool)
-    for b in range(blocks):
-        mask[b * size : (b + 1) * size, : visible[b]] = True
-        mask[b * size : (b + 1) * size, tokens + b * size : tokens + (b + 1) * size] = True
+    for b, start in enumerate(visible.tolist()):
+        for slot in range(size):
+            seen = [*((key, key) for key in range(start)), *((tokens + b * size + k, start + k) for k in range(size))]
+            for key, position in seen:
+                mask[b * size + slot, key] = window is None or start + slot - window < position <= start + slot
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.flatten(0, 1).transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
@@ -53,7 +58,28 @@ def test_attention_equals_masked_dense_attention():
         attn_mask=mask,
         enable_gqa=True,
     )
-    torch.testing.assert_close(mine.flatten(0, 1).transpose(0, 1), expected[0], rtol=1e-12, atol=1e-12)
+    expected = expected[0].transpose(0, 1).view_as(mine)
+    torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
+    together = segment_attention(query, context, block, visible, [Segment(slice(0, tokens), slice(0, blocks))], window)
+    torch.testing.assert_close(together, expected, rtol=1e-12, atol=1e-12)
+    last = block_attention(query[4:], newest(context, window), KeyValue(block.key[4:], block.value[4:]), None, window)
+    torch.testing.assert_close(last, expected[4:], rtol=1e-12, atol=1e-12)
+
+
+def test_sliding_layers_hold_only_scores_near_their_blocks(monkeypatch):
+    """What a run lays its queries against: all that its blocks see, and less than two windows."""
+    laid = []
+    monkeypatch.setattr(
+        "dflash_trainer.attention.block_attention",
+        lambda query, context, block, visible, window: laid.append((len(context.key), visible)) or query,
+    )
+    anchors = torch.tensor([0, 5, 5, 90, 95, 120, 199])
+    query, keys = torch.zeros(7, 4, 2, 8), torch.zeros(200, 1, 8)
+    own = torch.zeros(7, 4, 1, 8)
+    segments = [Segment(slice(0, 200), slice(0, 7))]
+    segment_attention(query, KeyValue(keys, keys), KeyValue(own, own), anchors, segments, 16)
+    assert torch.cat([visible for _, visible in laid]).tolist() == [0, 5, 5, 15, 20, 15, 15]
+    assert [length for length, _ in laid] == [5, 20, 15, 15]
 
 
 def test_taps_follow_the_paper():

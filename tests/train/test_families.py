@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from dflash_prep.errors import UserError
+from dflash_trainer.config import derive_config
+from dflash_trainer.decode import DraftDecoder, TargetDecoder
+from dflash_trainer.draft import DraftModel
 from dflash_trainer.isolation import check_isolation, leak
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
-from dflash_trainer.target import FrozenTarget
+from dflash_trainer.target import FrozenTarget, load_target
 
 CPU, WORDS, LAYERS, TAPS = torch.device("cpu"), 97, 4, (0, 2)
 COMMON = {
@@ -94,3 +98,48 @@ def test_a_leak_is_seen(monkeypatch):
     assert leak(target, WORDS, CPU) > 0.01
     with pytest.raises(UserError, match="leak into each other"):
         check_isolation(target, WORDS, torch.float32, CPU, "x")
+
+
+@pytest.mark.parametrize("family", ["Gemma3", "Qwen3_5"])
+def test_the_text_part_of_a_multimodal_target(family, tmp_path):
+    """Loaded from a checkpoint with a vision tower, it has the taps of the text model alone, and no more of it is needed."""
+    text = make(family)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "image_size": 28, "patch_size": 14}
+    if family == "Gemma3":
+        vision = sizes | {"num_hidden_layers": 1, "num_attention_heads": 2}
+    else:
+        vision = sizes | {"depth": 1, "num_heads": 2, "out_hidden_size": COMMON["hidden_size"]}
+    config = getattr(transformers, f"{family}Config")(text_config=text.config.to_dict(), vision_config=vision)
+    whole = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    whole.get_decoder().load_state_dict(text.get_decoder().state_dict())
+    whole.get_output_embeddings().weight.data.copy_(text.get_output_embeddings().weight)
+    whole.save_pretrained(tmp_path)
+    loaded = load_target(str(tmp_path), torch.float32, CPU)
+    micro_batch, _ = batch([3, 17, 9], packed=False)
+    found, expected = FrozenTarget(loaded, TAPS), FrozenTarget(text, TAPS)
+    assert torch.equal(found.features(micro_batch), expected.features(micro_batch))
+    assert torch.equal(found.head, expected.head)
+    assert torch.equal(found.embed(micro_batch.input_ids), expected.embed(micro_batch.input_ids))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights |= {key.replace("layers.0.", "layers.9."): value.clone() for key, value in weights.items() if "language" in key}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"does not know model\..*layers\.9\."):
+        load_target(str(tmp_path), torch.float32, CPU)
+
+
+def test_a_draft_reads_embeddings_as_they_are_stored(monkeypatch):
+    """Gemma scales its own; servers hand a draft the rows themselves, in training and in decoding alike."""
+    model, read = make("Gemma3"), []
+    tokens = torch.tensor([5, 9, 9])
+    stored = model.get_input_embeddings().weight[tokens]
+    assert not torch.allclose(model.get_input_embeddings()(tokens), stored)
+    config = derive_config(model.config, block_size=3, mask_token_id=9, overrides={"num_hidden_layers": 2}, taps=TAPS)
+    draft = DraftModel(config).initialise(0)
+    blocks = draft.blocks
+    monkeypatch.setattr(draft, "blocks", lambda x, *others: read.append(x) or blocks(x, *others))
+    target = TargetDecoder(model, TAPS)
+    drafter = DraftDecoder(draft, target)
+    drafter.extend(target.read([1, 2])[1], 0)
+    drafter.propose(5, 2)
+    assert torch.equal(read[0][0], stored)
+    assert torch.equal(FrozenTarget(model, TAPS).embed(tokens), stored)

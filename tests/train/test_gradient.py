@@ -26,10 +26,9 @@ LAYOUTS = [
 TAPS = (1, 3)
 
 
-def double_draft(model, block_size: int = 4) -> DraftModel:
-    config = derive_config(
-        model.config, block_size=block_size, mask_token_id=259, overrides={"num_hidden_layers": 2}, taps=TAPS
-    )
+def double_draft(model, block_size: int = 4, **overrides) -> DraftModel:
+    overrides = {"num_hidden_layers": 2} | overrides
+    config = derive_config(model.config, block_size=block_size, mask_token_id=259, overrides=overrides, taps=TAPS)
     draft = DraftModel(config).initialise(3).double()
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
@@ -54,6 +53,12 @@ def reference_gradient(draft, model, store, plan, rows, epoch: int) -> tuple[tor
     return flat, (total / weight).item()
 
 
+WINDOWS = [
+    {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7},
+    {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2},  # less than a block
+]
+
+
 @pytest.mark.parametrize("options", LAYOUTS, ids=lambda options: "-".join(map(str, options.values())))
 @pytest.mark.parametrize("density", [0.3, 1.0])  # 1.0: every block overlaps its neighbours and touches the samples' ends
 def test_gradient_equals_the_plain_reference(options, density, target_dir, store, make_plan, monkeypatch):
@@ -61,7 +66,19 @@ def test_gradient_equals_the_plain_reference(options, density, target_dir, store
     monkeypatch.setattr("dflash_trainer.attention.SCORES_AT_ONCE", 6000)  # long samples take the recomputed path
     monkeypatch.setattr("dflash_trainer.loss.CHUNK_ELEMENTS", 2000)  # several chunks
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
-    draft = double_draft(model)
+    compare(double_draft(model), model, store, plan)
+
+
+@pytest.mark.parametrize("windows", WINDOWS, ids=lambda windows: f"window {windows['sliding_window']}")
+def test_gradient_of_sliding_layers_equals_the_plain_reference(windows, target_dir, store, make_plan, monkeypatch):
+    plan = make_plan(strategy="packed", anchor_density=1.0, max_anchors=9, token_budget=300)
+    monkeypatch.setattr("dflash_trainer.attention.SCORES_AT_ONCE", 300)
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
+    compare(double_draft(model, **windows), model, store, plan)
+
+
+def compare(draft, model, store, plan) -> None:
+    """The trainer's gradient and loss of a plan's first step against the reference's."""
     rows = [row for row in plan.rows(0) if row["step"] == 0]
     expected, loss = reference_gradient(draft, model, store, plan, rows, epoch=0)
     stepper = Stepper(draft, FrozenTarget(model, TAPS), Recipe(), plan.total_steps)

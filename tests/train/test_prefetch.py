@@ -1,11 +1,21 @@
 """Feeding follows the plan: every sample once, the same steps for any number of ranks, counts known from the start."""
 
+import gc
+import tracemalloc
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from conftest import write_corpus
 
 from dflash_prep.anchors import draw_anchors
+from dflash_prep.sample_maker import Options
+from dflash_prep.store import Store
+from dflash_prep.tokenize import tokenize
+from dflash_prep.tokenizer import load_tokenizer
 from dflash_trainer.prefetch import BatchPrefetcher, planned_anchors
+from tests.prep.support import make_plan as make_plan_of
 
 STRATEGIES = ["sorted", "shuffled", "bucketed", "packed"]
 
@@ -95,3 +105,32 @@ def test_a_fault_on_the_thread_reaches_the_loop(store, make_plan, monkeypatch):
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
     batches.close()
+
+
+def held_while_feeding(plan, store) -> list[int]:
+    """The bytes, Arrow's own included, that are held in the midst of each epoch once what is unreachable is collected."""
+    gc.freeze()  # what was there before need not be looked through each time
+    held, batches = [], BatchPrefetcher(plan, store)
+    tracemalloc.start()
+    for batch in batches:
+        if (batch.step, batch.slot) == (plan["epochs"][batch.epoch]["steps"] // 2, 0):
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
+    tracemalloc.stop()
+    gc.unfreeze()
+    return held
+
+
+def test_memory_stays_flat_over_epochs_and_does_not_grow_with_the_store(tmp_path, target_dir):
+    held = []
+    for samples in (50, 400):
+        corpus = write_corpus(tmp_path / f"{samples}.jsonl", samples)
+        tokenize((str(corpus),), load_tokenizer(str(target_dir)), tmp_path / f"tokens-{samples}", Options())
+        store = Store(tmp_path / f"tokens-{samples}")
+        store.sample(0)  # the index is read, which holds 16 bytes a sample, and the shard mapped
+        plan = make_plan_of(store.path, tmp_path / f"plan-{samples}", epochs=16, slots=4, token_budget=1000, block_size=4)
+        epochs = held_while_feeding(plan, store)
+        under_way = 6 * 4 * 8 * 1000  # bytes: micro-batches, of four int64 columns, that are ready or not at that moment
+        assert max(epochs[-8:]) <= max(epochs[:8]) + under_way
+        held.append(max(epochs))
+    assert held[1] <= held[0] + under_way

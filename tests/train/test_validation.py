@@ -149,6 +149,22 @@ def test_a_run_may_start_from_a_draft(command, make_plan, tmp_path):
         assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+def test_a_run_may_train_sliding_layers_and_go_on_from_them(command, make_plan, tmp_path):
+    plan = make_plan(epochs=1)
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+    path = tmp_path / "sliding.json"
+    path.write_text(json.dumps({"num_hidden_layers": 2, **sliding}))
+    assert command(plan, "full", "--max-steps", 1).exit_code == 0
+    assert command(plan, "first", "--max-steps", 1, "--draft-config", path, config=False).exit_code == 0
+    done = command(plan, "second", "--max-steps", 1, "--init-from", tmp_path / "first", config=False)
+    assert done.exit_code == 0, done.output
+    for run in ("first", "second"):
+        written = json.loads((newest_checkpoint(tmp_path / run) / "config.json").read_text())
+        assert written.items() >= (sliding | {"use_sliding_window": True}).items()
+    losses = {run: rows(tmp_path / run / "metrics.jsonl")[0]["loss"] for run in ("full", "first")}
+    assert losses["full"] != losses["first"]
+
+
 def status(run: Path, *options: str):
     """`dflash-train --status`."""
     return CliRunner().invoke(train, ["--status", str(run), *options])

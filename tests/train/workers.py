@@ -1,5 +1,6 @@
 """What tests run in several processes."""
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dflash_trainer.draft import DraftModel
 from dflash_trainer.launch import join
 from dflash_trainer.micro_batch import MicroBatch
 from dflash_trainer.prefetch import BatchPrefetcher
+from dflash_trainer.sharding import place
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget
 
@@ -105,3 +107,45 @@ class Hang:
         self.sign.touch()
         while True:
             time.sleep(1000)
+
+
+class NoMemory:
+    """One rank runs out of memory in its first micro-batch."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+
+    def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
+        if rank == self.rank:
+            raise torch.OutOfMemoryError("out of memory")
+
+
+def compare_sharded(rank: int, port: int, output: Path) -> None:
+    """One of two ranks: taps of each family's target whole and sharded, as `output/rank.json` says."""
+    from test_families import FAMILIES, TAPS, batch, make
+
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    ranks, found = join(), {}
+    for family in FAMILIES:
+        one, other = batch([3, 17 - 9 * rank, 9], packed=False)[0], batch([5 + rank], packed=False)[0]
+        whole, model = FrozenTarget(make(family), TAPS), make(family)
+        embedding = model.get_input_embeddings().weight
+        layers = sum(weight.numel() for weight in model.get_decoder().layers[: max(TAPS) + 1].parameters())
+        sharded = FrozenTarget(model, TAPS, place=lambda model: place(model, ranks, sharded=True))
+        equal = [torch.equal(whole.features(one), sharded.features(one))]
+        if rank:
+            sharded.stand_by()
+        else:
+            equal.append(torch.equal(whole.features(other), sharded.features(other)))
+        equal += [torch.equal(whole.features(one), sharded.features(one))] * (1 + rank)
+        kept = sum(weight.to_local().numel() for weight in model.get_decoder().layers.parameters())
+        found[family] = {
+            "equal": equal,
+            "share": kept / layers,
+            "tied_and_whole": model.get_input_embeddings().weight is embedding
+            and (model.get_output_embeddings().weight is embedding) == model.config.tie_word_embeddings
+            and torch.equal(whole.head, sharded.head)
+            and torch.equal(whole.embed(one.input_ids), sharded.embed(one.input_ids)),
+        }
+    (output / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
