@@ -148,6 +148,9 @@ AttentionMaskInterface.register(ATTENTION, lambda *arguments, **options: None)
 class FrozenTarget:
     """A target cut down to what the draft's training needs: its taps, its embedding and its LM head.
 
+    One that is kept `whole` runs all its layers and its final norm, whose `states` its own predictions are made of; `cap`
+    is then the one that its logits are bent to, if any.
+
     The target computes in the dtype that it was loaded in; the features and `head` are handed over in `dtype`, that of the
     draft's matrix products (None: the target's own). `place` brings the cut model to its device (see `sharding`); where the
     model is sharded, all ranks have to call `features` equally often, or `stand_by` in its stead.
@@ -159,12 +162,16 @@ class FrozenTarget:
         taps: tuple[int, ...],
         dtype: torch.dtype | None = None,
         place: Callable[[nn.Module], None] | None = None,
+        whole: bool = False,
     ):
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings()
         self._decoder = decoder
-        decoder.layers = decoder.layers[: max(taps) + 1]
-        decoder.norm = nn.Identity()  # nothing above the last tap is computed
+        self._whole, self._states = whole, None
+        self.cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        if not whole:  # nothing above the last tap is computed
+            decoder.layers = decoder.layers[: max(taps) + 1]
+            decoder.norm = nn.Identity()
         model.set_attn_implementation(ATTENTION)
         if place is not None:
             place(model)
@@ -192,14 +199,21 @@ class FrozenTarget:
         self._packing.describe(batch)
         plain = torch.autocast(batch.input_ids.device.type, enabled=False)  # the target's dtype is its own
         with plain, in_step() if self.sharded else nullcontext():
-            self._decoder(
+            output = self._decoder(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
                 use_cache=False,
                 packing=self._packing,
                 **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
             )
+        if self._whole:
+            self._states = output.last_hidden_state.flatten(0, 1)[batch.real]
         return self._taps.take()
+
+    def states(self) -> torch.Tensor:
+        """The final states [T, H] of the real tokens of the micro-batch whose features were last computed; once."""
+        states, self._states = self._states, None
+        return states
 
     def stand_by(self) -> None:
         """What a rank does that needs no features where others may: gather the layers with them if they are sharded."""
