@@ -96,13 +96,19 @@ def segment_attention(
     scaling: float | None = None,
     packing: "Packing | None" = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample, or by tiles.
 
     query: [R, heads, W, hd]; key and value: [R, kv, W, hd]. Right padding needs no mask: no real token ever looks to its
-    right.
+    right. Capped scores and attention sinks are a ValueError; `fidelity` finds what else a layer may want.
     """
+    if softcap is not None or s_aux is not None:
+        raise ValueError("its attention has " + ("attention sinks" if softcap is None else "capped scores"))
+    if packing is not None:
+        packing.windows[getattr(module, "layer_idx", None)] = sliding_window
     if packing is not None and packing.masks:
         return attention(query, key, value, packing.masks[sliding_window], scaling).transpose(1, 2), None
     lengths = (packing and packing.stretches) or [query.shape[2]]
@@ -122,6 +128,7 @@ class Packing:
     def __init__(self):
         self.stretches: list[int] | None = None
         self.masks: dict[int | None, BlockMask] = {}
+        self.windows: dict[int | None, int | None] = {}  # what each layer said of its sliding window
 
     def describe(self, batch: MicroBatch) -> None:
         """Speak of a micro-batch from now on."""
@@ -172,7 +179,8 @@ class FrozenTarget:
         if not whole:  # nothing above the last tap is computed
             decoder.layers = decoder.layers[: max(taps) + 1]
             decoder.norm = nn.Identity()
-        model.set_attn_implementation(ATTENTION)
+        self._model = model
+        self.attend(own=True)
         if place is not None:
             place(model)
         self.sharded = is_sharded(decoder)
@@ -182,10 +190,24 @@ class FrozenTarget:
         kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
         self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
 
+    def attend(self, *, own: bool) -> None:
+        """Compute attention by our code, or by transformers' own, which is exact for every family but cannot be packed."""
+        self._model.set_attn_implementation(ATTENTION if own else "eager")
+
+    @property
+    def layers_said(self) -> dict[int | None, int | None]:
+        """The sliding window that each layer asked our attention for in passes so far, by the layer's number."""
+        return self._packing.windows
+
+    @property
+    def config(self):
+        """Transformers' configuration of the decoder."""
+        return self._decoder.config
+
     @property
     def windows(self) -> frozenset[int | None]:
         """The sliding windows that the layers may have, None for none."""
-        return frozenset({None, getattr(self._decoder.config, "sliding_window", None)})
+        return frozenset({None, getattr(self.config, "sliding_window", None)})
 
     def compile(self) -> None:
         """Compile each layer for the shapes that it meets; attention is a kernel of its own."""

@@ -19,6 +19,7 @@ from dflash_prep.verify import open_stores
 from dflash_trainer.checkpoint import checkpoint_path, draft_directory, load_checkpoint, load_draft, newest_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.fidelity import settle_attention
 from dflash_trainer.history import checkpoints
 from dflash_trainer.identity import plan_identity
 from dflash_trainer.isolation import check_isolation
@@ -198,9 +199,7 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
         check_teacher(model.config.get_text_config(), options)
     placed = partial(place, ranks=ranks, sharded=sharded)
     target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, placed, whole)
-    if plan["strategy"] == "packed":
-        words = len(model.get_input_embeddings().weight)
-        check_isolation(target, words, options.target_dtype, ranks.device, options.target or "the default target")
+    prove(target, len(model.get_input_embeddings().weight), options, plan, ranks)
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     draft.checkpoint_activations = options.checkpoint_activations
     if options.compile:
@@ -215,6 +214,16 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     if first < last:
         rehearse(plan, store, stepper, ranks, shapes)
     return take_steps(Run(options, ranks, plan, store, stepper, identity, shapes), first, last, stop)
+
+
+def prove(target: FrozenTarget, vocabulary: int, options: TrainOptions, plan: Plan, ranks: Ranks) -> None:
+    """Prove that the target's taps are transformers' own, and in packed plans those of each sample alone."""
+    packed, name = plan["strategy"] == "packed", options.target or "the default target"
+    told = settle_attention(target, vocabulary, options.target_dtype, ranks.device, name, packed=packed)
+    if told and ranks.leads:
+        print(told, flush=True)
+    if packed:
+        check_isolation(target, vocabulary, options.target_dtype, ranks.device, name)
 
 
 def check_teacher(config, options: TrainOptions) -> None:
