@@ -16,7 +16,7 @@ from dflash_trainer.draft import DraftModel
 from dflash_trainer.history import NAME, checkpoint_path, newest_checkpoint, point_to, retire
 from dflash_trainer.identity import check_identity
 
-VERSION = 3
+VERSION = 4
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

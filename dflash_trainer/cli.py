@@ -70,6 +70,12 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option("--lr", type=FiniteRange(0, 1, min_open=True), default=6e-4, help="Peak learning rate.")
 @click.option("--warmup", type=FiniteRange(0, 1), default=0.04, help="Share of all steps.")
 @click.option("--clip", type=FiniteRange(min=0, min_open=True), default=1.0, help="Largest gradient norm.")
+@click.option(
+    "--loss",
+    type=click.Choice(["ce", "kd", "mix"]),
+    default="ce",
+    help="Cross-entropy, divergence from the target's own distributions (all of its layers run), or half of each.",
+)
 @click.option("--dtype", type=DTYPE, default="auto", help="Of matrix products; auto: bfloat16 on GPU, else float32.")
 @click.option("--target-dtype", type=DTYPE, default="auto", help="What the target runs in; auto: as --dtype.")
 @click.option("--shard-target", is_flag=True, help="Spread the target's layers over the workers.  [default: no]")
@@ -82,7 +88,7 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 )
 @click.option("--status", type=PATH, metavar="RUN", help="Say where a run is instead, from its files.")
 @one_line_errors
-def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype, target_dtype, calibrate, status, **options):
+def train(nproc_per_node, lr, warmup, clip, loss, dtype, target_dtype, calibrate, status, **options):
     """Train a DFlash draft on the batches of a plan."""
     if status:
         from dflash_trainer.status import status as lines_of
@@ -97,7 +103,7 @@ def train(nproc_per_node, lr: float, warmup: float, clip: float, dtype, target_d
     from dflash_trainer.step import Recipe
     from dflash_trainer.train import TrainOptions, start
 
-    recipe = Recipe(lr, warmup, clip, choose_dtype(dtype))
+    recipe = Recipe(lr, warmup, clip, choose_dtype(dtype), loss)
     own = choose_dtype(dtype if target_dtype == "auto" else target_dtype)
     start(TrainOptions(recipe=recipe, target_dtype=own, **options), nproc_per_node)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.launch import others_needed
 from dflash_trainer.micro_batch import MicroBatch
-from dflash_trainer.objective import block_loss
+from dflash_trainer.objective import SHARES, block_loss
 from dflash_trainer.target import FrozenTarget
 from dflash_trainer.vitals import Stopwatch, Vitals, peak_memory
 
@@ -29,6 +29,7 @@ class Recipe(NamedTuple):
     warmup: float = 0.04  # share of all steps
     clip: float = 1.0
     dtype: torch.dtype = torch.float32  # of the matrix products; parameters stay float32
+    loss: str = "ce"  # one of `objective.SHARES`
 
 
 class StepResult(NamedTuple):
@@ -124,7 +125,7 @@ class Stepper:
             self.target.stand_by()
             return
         with self.autocast():
-            loss = block_loss(self.draft, self.target, batch)
+            loss = block_loss(self.draft, self.target, batch, SHARES[self.recipe.loss])
         loss.total.backward()
         totals[0] += loss.weight
         totals[1] += loss.total.detach()

@@ -96,13 +96,19 @@ def segment_attention(
     scaling: float | None = None,
     packing: "Packing | None" = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention in transformers' interface: rows as they are, or a packed row sample by sample, or by tiles.
 
     query: [R, heads, W, hd]; key and value: [R, kv, W, hd]. Right padding needs no mask: no real token ever looks to its
-    right.
+    right. Capped scores and attention sinks are a ValueError; `fidelity` finds what else a layer may want.
     """
+    if softcap is not None or s_aux is not None:
+        raise ValueError("its attention has " + ("attention sinks" if softcap is None else "capped scores"))
+    if packing is not None:
+        packing.windows[getattr(module, "layer_idx", None)] = sliding_window
     if packing is not None and packing.masks:
         return attention(query, key, value, packing.masks[sliding_window], scaling).transpose(1, 2), None
     lengths = (packing and packing.stretches) or [query.shape[2]]
@@ -122,6 +128,7 @@ class Packing:
     def __init__(self):
         self.stretches: list[int] | None = None
         self.masks: dict[int | None, BlockMask] = {}
+        self.windows: dict[int | None, int | None] = {}  # what each layer said of its sliding window
 
     def describe(self, batch: MicroBatch) -> None:
         """Speak of a micro-batch from now on."""
@@ -148,6 +155,9 @@ AttentionMaskInterface.register(ATTENTION, lambda *arguments, **options: None)
 class FrozenTarget:
     """A target cut down to what the draft's training needs: its taps, its embedding and its LM head.
 
+    One that is kept `whole` runs all its layers and its final norm, whose `states` its own predictions are made of; `cap`
+    is then the one that its logits are bent to, if any.
+
     The target computes in the dtype that it was loaded in; the features and `head` are handed over in `dtype`, that of the
     draft's matrix products (None: the target's own). `place` brings the cut model to its device (see `sharding`); where the
     model is sharded, all ranks have to call `features` equally often, or `stand_by` in its stead.
@@ -159,13 +169,18 @@ class FrozenTarget:
         taps: tuple[int, ...],
         dtype: torch.dtype | None = None,
         place: Callable[[nn.Module], None] | None = None,
+        whole: bool = False,
     ):
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings()
         self._decoder = decoder
-        decoder.layers = decoder.layers[: max(taps) + 1]
-        decoder.norm = nn.Identity()  # nothing above the last tap is computed
-        model.set_attn_implementation(ATTENTION)
+        self._whole, self._states = whole, None
+        self.cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        if not whole:  # nothing above the last tap is computed
+            decoder.layers = decoder.layers[: max(taps) + 1]
+            decoder.norm = nn.Identity()
+        self._model = model
+        self.attend(own=True)
         if place is not None:
             place(model)
         self.sharded = is_sharded(decoder)
@@ -175,10 +190,24 @@ class FrozenTarget:
         kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
         self._has_memory = any("attention" not in kind or "linear" in kind for kind in kinds)
 
+    def attend(self, *, own: bool) -> None:
+        """Compute attention by our code, or by transformers' own, which is exact for every family but cannot be packed."""
+        self._model.set_attn_implementation(ATTENTION if own else "eager")
+
+    @property
+    def layers_said(self) -> dict[int | None, int | None]:
+        """The sliding window that each layer asked our attention for in passes so far, by the layer's number."""
+        return self._packing.windows
+
+    @property
+    def config(self):
+        """Transformers' configuration of the decoder."""
+        return self._decoder.config
+
     @property
     def windows(self) -> frozenset[int | None]:
         """The sliding windows that the layers may have, None for none."""
-        return frozenset({None, getattr(self._decoder.config, "sliding_window", None)})
+        return frozenset({None, getattr(self.config, "sliding_window", None)})
 
     def compile(self) -> None:
         """Compile each layer for the shapes that it meets; attention is a kernel of its own."""
@@ -192,14 +221,21 @@ class FrozenTarget:
         self._packing.describe(batch)
         plain = torch.autocast(batch.input_ids.device.type, enabled=False)  # the target's dtype is its own
         with plain, in_step() if self.sharded else nullcontext():
-            self._decoder(
+            output = self._decoder(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
                 use_cache=False,
                 packing=self._packing,
                 **(starts_of_samples(batch) if self._has_memory and batch.packed else {}),
             )
+        if self._whole:
+            self._states = output.last_hidden_state.flatten(0, 1)[batch.real]
         return self._taps.take()
+
+    def states(self) -> torch.Tensor:
+        """The final states [T, H] of the real tokens of the micro-batch whose features were last computed; once."""
+        states, self._states = self._states, None
+        return states
 
     def stand_by(self) -> None:
         """What a rank does that needs no features where others may: gather the layers with them if they are sharded."""

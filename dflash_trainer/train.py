@@ -19,12 +19,14 @@ from dflash_prep.verify import open_stores
 from dflash_trainer.checkpoint import checkpoint_path, draft_directory, load_checkpoint, load_draft, newest_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.fidelity import settle_attention
 from dflash_trainer.history import checkpoints
 from dflash_trainer.identity import plan_identity
 from dflash_trainer.isolation import check_isolation
 from dflash_trainer.launch import Ranks, decide_together, join, launch, under_torchrun, world_size
 from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
+from dflash_trainer.objective import SHARES
 from dflash_trainer.rehearse import rehearse
 from dflash_trainer.shapes import shapes_for
 from dflash_trainer.sharding import place
@@ -192,10 +194,12 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     config = draft_config(options, model, plan, store)
     identity = run_identity(options, model, plan, store)
     sharded = shards(options, ranks)
-    target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, partial(place, ranks=ranks, sharded=sharded))
-    if plan["strategy"] == "packed":
-        words = len(model.get_input_embeddings().weight)
-        check_isolation(target, words, options.target_dtype, ranks.device, options.target or "the default target")
+    whole = SHARES[options.recipe.loss] > 0
+    if whole:
+        check_teacher(model.config.get_text_config(), options)
+    placed = partial(place, ranks=ranks, sharded=sharded)
+    target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, placed, whole)
+    prove(target, len(model.get_input_embeddings().weight), options, plan, ranks)
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     draft.checkpoint_activations = options.checkpoint_activations
     if options.compile:
@@ -210,6 +214,26 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     if first < last:
         rehearse(plan, store, stepper, ranks, shapes)
     return take_steps(Run(options, ranks, plan, store, stepper, identity, shapes), first, last, stop)
+
+
+def prove(target: FrozenTarget, vocabulary: int, options: TrainOptions, plan: Plan, ranks: Ranks) -> None:
+    """Prove that the target's taps are transformers' own, and in packed plans those of each sample alone."""
+    packed, name = plan["strategy"] == "packed", options.target or "the default target"
+    told = settle_attention(target, vocabulary, options.target_dtype, ranks.device, name, packed=packed)
+    if told and ranks.leads:
+        print(told, flush=True)
+    if packed:
+        check_isolation(target, vocabulary, options.target_dtype, ranks.device, name)
+
+
+def check_teacher(config, options: TrainOptions) -> None:
+    """Refuse to distil from a target whose logits are more than its LM head's products, and a cap on those."""
+    for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise UserError(
+                f"{options.target}: scales its logits ({name} {getattr(config, name)}), which --loss "
+                f"{options.recipe.loss} does not compute; train with --loss ce"
+            )
 
 
 def shards(options: TrainOptions, ranks: Ranks) -> bool:
@@ -250,7 +274,7 @@ def run_identity(options: TrainOptions, model, plan: Plan, store: Stores) -> dic
         **plan_identity(plan),
         "store_fingerprint": store.fingerprint,
         "target_fingerprint": target_fingerprint(model),
-        "recipe": {"lr": recipe.learning_rate, "warmup": recipe.warmup, "clip": recipe.clip},
+        "recipe": {"lr": recipe.learning_rate, "warmup": recipe.warmup, "clip": recipe.clip, "loss": recipe.loss},
     }
 
 

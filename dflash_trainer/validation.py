@@ -20,7 +20,7 @@ EPOCH = 0  # of the anchors' draw: the same at every validation, so that only th
 
 
 class Validation(NamedTuple):
-    """What the whole hold-out came to, over all ranks."""
+    """What the whole hold-out came to, over all ranks; its loss is the cross-entropy, whatever is trained."""
 
     loss: float
     slot_accuracy: list[float]
@@ -49,7 +49,7 @@ def validate(plan: Plan, store: Stores, stepper: Stepper, ranks: Ranks, shapes: 
             batch = make_micro_batch(row, EPOCH, plan, store, shapes=shapes).to(ranks.device)
             with stepper.autocast():
                 loss = block_loss(stepper.draft, stepper.target, batch)
-            figures = [loss.weight, loss.total, batch.tokens, batch.blocks, *loss.hits, *loss.counts]
+            figures = [loss.weight, loss.cross_entropy, batch.tokens, batch.blocks, *loss.hits, *loss.counts]
             sums += torch.tensor([float(figure) for figure in figures], dtype=torch.float64)
     if ranks.world_size > 1:
         on_device = sums.to(ranks.device)

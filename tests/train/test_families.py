@@ -5,11 +5,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.mistral import modeling_mistral
 
 from dflash_prep.errors import UserError
 from dflash_trainer.config import derive_config
 from dflash_trainer.decode import DraftDecoder, TargetDecoder
 from dflash_trainer.draft import DraftModel
+from dflash_trainer.fidelity import settle_attention, why_not_ours
 from dflash_trainer.isolation import check_isolation, leak
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
 from dflash_trainer.target import FrozenTarget, load_target
@@ -39,12 +41,18 @@ FAMILIES = {
     "Qwen3_5": DELTA,
 }
 
+STRANGE = {  # what our attention does not compute, and the words that say so
+    "Gemma2": ({"sliding_window": 6, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}, "capped scores"),
+    "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}, "attention sinks"),
+}
+
 
 def make(family: str) -> torch.nn.Module:
     """A tiny random model."""
     torch.manual_seed(0)
     kind = "Gemma3Text" if family == "Gemma3" else f"{family}Text" if family == "Qwen3_5" else family
-    config = getattr(transformers, f"{kind}Config")(**COMMON | FAMILIES[family])
+    sizes = FAMILIES[family] if family in FAMILIES else STRANGE[family][0]
+    config = getattr(transformers, f"{kind}Config")(**COMMON | sizes)
     return getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
 
 
@@ -66,11 +74,49 @@ def test_taps_are_those_of_each_sample_alone(family, packed):
     model, reference = make(family), make(family)
     micro_batch, samples = batch([3, 17, 9, 12], packed)
     found = FrozenTarget(model, TAPS).features(micro_batch)
-    expected = []
+    torch.testing.assert_close(found, taps_alone(reference, samples), rtol=2e-4, atol=2e-4)
+
+
+def taps_alone(model: torch.nn.Module, samples: list[np.ndarray]) -> torch.Tensor:
+    """The taps of each sample alone, as transformers' own eager code computes them."""
+    model.set_attn_implementation("eager")
+    found = []
     for ids in samples:
-        hidden = reference(torch.tensor(ids.astype(np.int64))[None], output_hidden_states=True).hidden_states
-        expected.append(torch.cat([hidden[tap + 1][0] for tap in TAPS], dim=1))
-    torch.testing.assert_close(found, torch.cat(expected), rtol=2e-4, atol=2e-4)
+        hidden = model(torch.tensor(ids.astype(np.int64))[None], output_hidden_states=True).hidden_states
+        found.append(torch.cat([hidden[tap + 1][0] for tap in TAPS], dim=1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_attention_is_taken_where_it_is_exact(family):
+    assert why_not_ours(FrozenTarget(make(family), TAPS), WORDS, torch.float32, CPU) is None
+
+
+@pytest.mark.parametrize("family", STRANGE)
+def test_attention_that_is_not_ours_is_seen(family):
+    """Packed plans are refused with the reason; in padded ones transformers' own code is used, exactly."""
+    model, reference, reason = make(family), make(family), STRANGE[family][1]
+    micro_batch, samples = batch([3, 17, 9, 12], packed=False)
+    target = FrozenTarget(model, TAPS)
+    with pytest.raises(UserError, match=f"^x: cannot be given packed samples .*{reason}.*--strategy bucketed"):
+        settle_attention(target, WORDS, torch.float32, CPU, "x", packed=True)
+    assert reason in settle_attention(target, WORDS, torch.float32, CPU, "x", packed=False)
+    torch.testing.assert_close(target.features(micro_batch), taps_alone(reference, samples), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("fault", ["scores", "window", "kind"])
+def test_what_a_layer_does_not_tell_our_attention_is_seen(fault, monkeypatch):
+    """Whatever a family hands over in a way of its own."""
+    model = make("Gemma3" if fault == "window" else "Mistral")
+    if fault == "scores":
+        plain = modeling_mistral.eager_attention_forward
+        monkeypatch.setattr(modeling_mistral, "eager_attention_forward", lambda m, q, *r, **k: plain(m, 2 * q, *r, **k))
+    elif fault == "window":
+        model.get_decoder().layers[0].self_attn.sliding_window = None
+    else:
+        model.config.layer_types = ["chunked_attention"] * LAYERS
+    words = {"scores": "taps differ by", "window": "has a sliding window of 6 and asks", "kind": "chunked_attention"}
+    assert words[fault] in why_not_ours(FrozenTarget(model, TAPS), WORDS, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
