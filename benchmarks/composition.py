@@ -63,6 +63,9 @@ class CutTarget:
         known = torch.cat([self._features[sample] for sample in batch.samples])
         return F.pad(known, (0, 0, 0, len(batch.real) - len(known)))
 
+    def stand_by(self) -> None:
+        """Nothing is sharded."""
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Of renumbered tokens."""
         return self._table[tokens]
