@@ -81,8 +81,8 @@ def test_a_clock_counts_each_moment_once(stretches):
 
 
 def test_operations_are_those_that_torch_counts(corpus, target_dir, tmp_path):
-    """Of one sample with all its anchors. Torch counts hidden scores too, as if the sample were twice as long, but not
-    the target's attention, which is one operation on a CPU."""
+    """Of one sample with all its anchors. Torch counts some hidden scores too, at most those of the whole sample for each
+    block, but not the target's attention, which is one operation on a CPU."""
     from dflash_trainer.prefetch import make_micro_batch
 
     setting = Setting(corpus, str(target_dir), samples=1, token_budget=400, slots=1, block_size=BLOCK)
@@ -92,8 +92,10 @@ def test_operations_are_those_that_torch_counts(corpus, target_dir, tmp_path):
     with FlopCounterMode(display=False) as counter:
         stepper.gradient([batch])
     length, config, clipped = sum(batch.lengths), stepper.draft.config, int((batch.weights == 0).sum())
-    stated = length * per_token(stepper.target._decoder.layers, config, 0) + len(batch.anchors) * per_anchor(
-        config, 2 * length
+    rest = length * per_token(stepper.target._decoder.layers, config, 0)
+    rest -= 4 * clipped * config.hidden_size * config.vocab_size  # slots that need no logits
+    seen, whole = (  # per_anchor takes a sample twice as long as what a block sees of it on average
+        rest + sum(per_anchor(config, 2 * tokens) for tokens in contexts)
+        for contexts in (batch.anchors.tolist(), [length] * len(batch.anchors))
     )
-    stated -= 4 * clipped * config.hidden_size * config.vocab_size  # slots that need no logits
-    assert stated == pytest.approx(counter.get_total_flops(), rel=1e-9)
+    assert seen <= counter.get_total_flops() <= whole < 1.2 * seen
