@@ -79,6 +79,9 @@ def parse_taps(_, __, text: str | None) -> tuple[int, ...] | None:
 @click.option("--dtype", type=DTYPE, default="auto", help="Of matrix products; auto: bfloat16 on GPU, else float32.")
 @click.option("--target-dtype", type=DTYPE, default="auto", help="What the target runs in; auto: as --dtype.")
 @click.option("--shard-target", is_flag=True, help="Spread the target's layers over the workers.  [default: no]")
+@click.option(
+    "--hidden-cache", type=PATH, metavar="DIR", help="Keep the target's features there and read them again.  [default: no]"
+)
 @click.option("--wandb", is_flag=True, help="Log to Weights & Biases too, if wandb is installed.  [default: no]")
 @click.option(
     "--calibrate",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dflash_prep.errors import UserError
 from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
+from dflash_trainer.cached_target import CachedTarget
 from dflash_trainer.checkpoint import checkpoint_path, save_checkpoint
 from dflash_trainer.launch import Ranks, collect_together
 from dflash_trainer.micro_batch import MicroBatch
@@ -36,6 +37,7 @@ class Run:
     stepper: Stepper
     identity: dict
     shapes: Shapes | None = None
+    cache: CachedTarget | None = None
 
     def validates_after(self, step: int, last: int) -> bool:
         """Whether the hold-out's turn comes after so many steps; it does after the last."""
@@ -48,7 +50,9 @@ class Run:
         return Monitor(self.options.output, first, last, self.plan.total_steps, wandb)
 
     def save(self, step: int) -> None:
-        """Write the checkpoint after `step` steps, if this rank leads."""
+        """Write the checkpoint after `step` steps, if this rank leads; before it, on every rank, what is to be cached."""
+        if self.cache:
+            self.cache.keep()
         if not self.ranks.leads:
             return
         epoch, _ = self.plan.locate(step)
@@ -61,6 +65,7 @@ class Run:
             "seed": self.plan["seed"],
             "target": self.options.target or "default",
             "target_dtype": str(self.options.target_dtype).removeprefix("torch."),
+            "hidden_cache": self.cache is not None,
             **self.identity,
         }
         save_checkpoint(self.options.output, self.stepper.draft, self.stepper.optimizer, state, self.options.keep)
@@ -73,6 +78,8 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
     """
     options, ranks, stepper = run.options, run.ranks, run.stepper
     place = {"rank": ranks.rank, "world_size": ranks.world_size, "device": ranks.device}
+    if run.cache:
+        place["finish"] = run.cache.attach
     batches = BatchPrefetcher(run.plan, run.store, **place, first_step=first, shapes=run.shapes)
     monitor = run.monitor(first, last) if ranks.leads else None
     per_step = run.plan["slots"] // ranks.world_size
@@ -89,6 +96,8 @@ def take_steps(run: Run, first: int, last: int, stop: StopRequest) -> int | None
                 monitor.report(done, result, batches, seconds=seconds, lr=stepper.learning_rate(done - 1))
             if stepper.bad_in_a_row >= options.max_bad_steps:
                 give_up(run, done, own)
+            if run.cache and run.plan.locate(done)[1] == 0:
+                run.cache.turn()
             if run.validates_after(done, last) and not stepper.stopping:
                 found = validate(run.plan, run.store, stepper, ranks, run.shapes)
                 if monitor:

@@ -26,7 +26,8 @@ class MicroBatch:
     input_ids, position_ids: int64 [R, W]; a packed row has R = 1 and positions that start anew with each sample.
     real: int64 [T], where the real tokens stand in the flattened rows; positions: int64 [T], within their samples.
     anchors, block_tokens: int64 [A]; labels: int64 [A, B−1]; weights: float64 [A, B−1] (see `blocks`).
-    lengths and block_counts: a number a sample, in the order of the real tokens.
+    lengths, block_counts and copies (see `copies`): a number a sample, in the order of the real tokens.
+    features: bfloat16 [T, K·H], the target's tapped outputs where they are known already; no rows where they are not.
     target_masks, draft_masks: for attention by tiles, what each row sees under each sliding window (see `shapes`).
     Rows of padding may stand behind the T real tokens and the A blocks; those have weight 0.
     """
@@ -46,6 +47,8 @@ class MicroBatch:
     block_tokens: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    copies: tuple[int, ...] = ()
+    features: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.bfloat16))
     target_masks: dict[int | None, Tiles] = field(default_factory=dict)
     draft_masks: dict[int | None, Tiles] = field(default_factory=dict)
 
@@ -100,11 +103,12 @@ def assemble(
     step: int = 0,
     slot: int = 0,
     numbers: tuple[int, ...] = (),
+    copies: tuple[int, ...] = (),
 ) -> MicroBatch:
     """Lay samples out in rows of `width` tokens, one a row or, packed, all in one row end to end, and cut their blocks.
 
     `width` may be larger than the samples need: what is left over is padding on the right. `numbers` are the samples' in
-    their store.
+    their store, `copies` their copies'.
     """
     ids, spans, anchors = ([sample[part] for sample in samples] for part in range(3))
     blocks = make_blocks(ids, spans, anchors, block_size)
@@ -134,4 +138,5 @@ def assemble(
         block_tokens=torch.from_numpy(blocks.tokens),
         labels=torch.from_numpy(blocks.labels),
         weights=torch.from_numpy(blocks.weights),
+        copies=copies,
     )

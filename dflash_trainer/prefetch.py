@@ -6,7 +6,7 @@ before the first batch exists.
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ def make_micro_batch(
 ) -> MicroBatch:
     """Assemble the micro-batch of one row of the plan; `copies` are its samples' copy numbers, None: all 0."""
     samples, packed = [], plan["strategy"] == "packed"
-    for sample, copy in zip(row["samples"], copies or [0] * len(row["samples"]), strict=True):
+    copies = copies or [0] * len(row["samples"])
+    for sample, copy in zip(row["samples"], copies, strict=True):
         ids, spans = store.sample(sample)
         anchors = draw_anchors(spans, planned_anchors(spans, plan), plan["seed"], epoch, sample, copy)
         samples.append(Sample(ids, spans, anchors))
@@ -40,6 +41,7 @@ def make_micro_batch(
         step=row["step"],
         slot=row["slot"],
         numbers=tuple(row["samples"]),
+        copies=tuple(copies),
     )
     return fit(batch, shapes) if shapes else batch
 
@@ -53,7 +55,7 @@ def planned_anchors(spans: np.ndarray, plan: Plan) -> int:
 class BatchPrefetcher:
     """Iterates over one rank's micro-batches from a global step to the end of the plan, read ahead on a thread.
 
-    Rank r of W gets slots r, r+W, … of each step, padded to `shapes` and on `device`. `batches_per_epoch`,
+    Rank r of W gets slots r, r+W, … of each step, padded to `shapes`, through `finish` and on `device`. `batches_per_epoch`,
     `batches_produced` and `epoch_progress` speak of the current epoch and of this rank, and hold from construction on.
     """
 
@@ -67,8 +69,9 @@ class BatchPrefetcher:
         first_step: int = 0,
         device: torch.device | None = None,
         shapes: Shapes | None = None,
+        finish: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
     ):
-        self._plan, self._store, self._shapes = plan, store, shapes
+        self._plan, self._store, self._shapes, self._finish = plan, store, shapes, finish
         self._staging = Staging(device) if device and device.type == "cuda" else None
         self._rank, self._world_size = rank, world_size
         self._per_step = plan["slots"] // world_size
@@ -143,4 +146,4 @@ class BatchPrefetcher:
             first = self._epoch_step if epoch == self._epoch else 0
             for row, copies in numbered_rows(self._plan, len(self._store), epoch, first):
                 if row["slot"] % self._world_size == self._rank:
-                    yield make_micro_batch(row, epoch, self._plan, self._store, copies, self._shapes)
+                    yield self._finish(make_micro_batch(row, epoch, self._plan, self._store, copies, self._shapes))

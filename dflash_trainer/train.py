@@ -16,6 +16,7 @@ from dflash_prep.manifest import Plan
 from dflash_prep.stores import Stores
 from dflash_prep.tokenizer import load_tokenizer
 from dflash_prep.verify import open_stores
+from dflash_trainer.cached_target import cache_key, cached
 from dflash_trainer.checkpoint import checkpoint_path, draft_directory, load_checkpoint, load_draft, newest_checkpoint
 from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
@@ -59,6 +60,7 @@ class TrainOptions:
     resume: str | None = None
     target_dtype: torch.dtype = torch.float32
     shard_target: bool = False
+    hidden_cache: Path | None = None
     recipe: Recipe
 
 
@@ -114,6 +116,11 @@ def check_inputs(options: TrainOptions, workers: int) -> tuple[Plan, Stores]:
     """Everything that can be refused before a worker starts."""
     if options.wandb:
         check_wandb()
+    if options.hidden_cache and options.recipe.loss != "ce":
+        raise UserError(
+            f"--hidden-cache keeps tapped features only, and --loss {options.recipe.loss} needs the target's last states "
+            "too; leave one of them out"
+        )
     plan = Plan(options.manifest_dir)
     store = open_stores(plan, options.data)
     if plan["slots"] % workers:
@@ -197,6 +204,12 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     whole = SHARES[options.recipe.loss] > 0
     if whole:
         check_teacher(model.config.get_text_config(), options)
+    width = len(config.target_layer_ids) * config.hidden_size
+    key = (
+        cache_key(model, config.target_layer_ids, options.target_dtype, store)
+        if options.hidden_cache and ranks.leads
+        else {}
+    )
     placed = partial(place, ranks=ranks, sharded=sharded)
     target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, placed, whole)
     prove(target, len(model.get_input_embeddings().weight), options, plan, ranks)
@@ -213,7 +226,13 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     last = max(first, min(plan.total_steps, asked))  # what was trained already stays trained
     if first < last:
         rehearse(plan, store, stepper, ranks, shapes)
-    return take_steps(Run(options, ranks, plan, store, stepper, identity, shapes), first, last, stop)
+    run = Run(options, ranks, plan, store, stepper, identity, shapes)
+    if options.hidden_cache is None:
+        return take_steps(run, first, last, stop)
+    width = len(config.target_layer_ids) * config.hidden_size
+    with cached(target, options.hidden_cache, key, plan, store, width, ranks, options.recipe.dtype) as cache:
+        stepper.target = cache
+        return take_steps(replace(run, cache=cache), first, last, stop)
 
 
 def prove(target: FrozenTarget, vocabulary: int, options: TrainOptions, plan: Plan, ranks: Ranks) -> None:
@@ -256,6 +275,10 @@ def resume(options: TrainOptions, ranks: Ranks, plan: Plan, stepper: Stepper, id
     began, now = state.get("target_dtype"), str(options.target_dtype).removeprefix("torch.")
     if ranks.leads and began not in (None, now):
         print(f"the target runs in {now} from step {state['step']} on; it ran in {began} before", flush=True)
+    cached_before, cached_now = state.get("hidden_cache"), options.hidden_cache is not None
+    if ranks.leads and cached_before not in (None, cached_now):
+        how = "pass through bfloat16 and a cache" if cached_now else "come from the target, past any cache,"
+        print(f"features {how} from step {state['step']} on; they did not before", flush=True)
     return state["step"]
 
 

@@ -86,11 +86,11 @@ def send_own(number: int) -> None:
 class Die:
     """Strikes one rank in the midst of a step: it exits with a code or, negative, gets a signal."""
 
-    def __init__(self, rank: int, step: int, code: int):
-        self.rank, self.step, self.code = rank, step, code
+    def __init__(self, rank: int, step: int, code: int, epoch: int = 0):
+        self.rank, self.step, self.code, self.epoch = rank, step, code, epoch
 
     def __call__(self, rank: int, stepper: Stepper, batch: MicroBatch) -> None:
-        if (batch.epoch, batch.step) == (0, self.step) and rank == self.rank:
+        if (batch.epoch, batch.step) == (self.epoch, self.step) and rank == self.rank:
             if self.code < 0:
                 send_own(-self.code)
             else:
