@@ -22,11 +22,12 @@ from dflash_prep.anchors import draw_anchors
 from dflash_prep.console import output
 from dflash_prep.embedded import NAME
 from dflash_prep.errors import UserError
-from dflash_trainer.config import derive_config, read_overrides
+from dflash_trainer.config import DraftConfig, derive_config, read_overrides
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.launch import join, under_torchrun
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
-from dflash_trainer.nonnegative import fit
+from dflash_trainer.nonnegative import fit as fit_nonnegative
+from dflash_trainer.shapes import fit, own_shapes
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.target import FrozenTarget, load_target
 
@@ -69,16 +70,17 @@ def choose_shapes(tokens: int, longest: int) -> list[Shape]:
     return [Shape(rows, width, min(anchors, rows * (width - 1))) for rows, width, anchors in shapes]
 
 
-def make_batch(shape: Shape, vocabulary: int, block_size: int) -> MicroBatch:
-    """A micro-batch of a shape: random tokens that all carry loss."""
+def make_batch(shape: Shape, config: DraftConfig, device: torch.device) -> MicroBatch:
+    """A micro-batch of a shape, as a device computes it: random tokens that all carry loss."""
     random = np.random.default_rng(0)
     spans = np.array([0, shape.width])
     samples = []
     for row in range(shape.rows):
         count = (row + 1) * shape.anchors // shape.rows - row * shape.anchors // shape.rows
-        ids = random.integers(vocabulary, size=shape.width)
+        ids = random.integers(config.vocab_size, size=shape.width)
         samples.append(Sample(ids, spans, draw_anchors(spans, count, 0, 0, row)))
-    return assemble(samples, packed=False, width=shape.width, block_size=block_size)
+    batch = assemble(samples, packed=False, width=shape.width, block_size=config.block_size)
+    return fit(batch, own_shapes(batch, frozenset(config.windows))).to(device) if device.type == "cuda" else batch
 
 
 def measure(
@@ -113,7 +115,7 @@ def measure_shapes(
     config, tokens = stepper.draft.config, MOST_TOKENS[device.type]
     while tokens >= LEAST_TOKENS:
         shapes = choose_shapes(tokens, longest)
-        batches = [make_batch(shape, config.vocab_size, config.block_size).to(device) for shape in shapes]
+        batches = [make_batch(shape, config, device) for shape in shapes]
         try:
             return shapes, measure(stepper, batches, device, progress)
         except torch.OutOfMemoryError:
@@ -127,14 +129,15 @@ def calibrate(
     draft_config: Path | None,
     taps: tuple[int, ...] | None,
     dtype: torch.dtype,
+    target_dtype: torch.dtype,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict:
-    """Measure and fit; returns what the file of costs holds, times in seconds."""
+    """Measure and fit; returns what the file of costs holds, times in seconds. The dtypes are as in training."""
     if under_torchrun():
         raise UserError("--calibrate measures one process on one device; start it without torchrun")
     overrides = read_overrides(draft_config)
     device = join().device
-    model = load_target(target, dtype, device)
+    model = load_target(target, target_dtype, device)
     description = model.config.get_text_config()
     config = derive_config(
         description,
@@ -144,16 +147,17 @@ def calibrate(
         taps=taps,
     )
     draft = DraftModel(config).initialise(0).to(device)
-    stepper = Stepper(draft, FrozenTarget(model, config.target_layer_ids), Recipe(dtype=dtype), total_steps=1)
+    stepper = Stepper(draft, FrozenTarget(model, config.target_layer_ids, dtype), Recipe(dtype=dtype), total_steps=1)
     shapes, measured = measure_shapes(stepper, device, description.max_position_embeddings, progress)
     terms, seconds = np.array([shape.terms() for shape in shapes], np.float64), np.array(measured)
-    coefficients = fit(terms, seconds)
+    coefficients = fit_nonnegative(terms, seconds)
     predicted = terms @ coefficients
     return {
         **dict(zip(COEFFICIENTS, coefficients.tolist(), strict=True)),
         "target": target or NAME,
         "device": device_name(device),
         "dtype": str(dtype).removeprefix("torch."),
+        "target_dtype": str(target_dtype).removeprefix("torch."),
         "block_size": config.block_size,
         "shapes": [
             {**shape._asdict(), "seconds": took, "predicted": said}

@@ -101,26 +101,32 @@ def train(nproc_per_node, lr, warmup, clip, loss, dtype, target_dtype, calibrate
             click.echo(line)
         return
     if calibrate:
-        write_cost(calibrate, dtype, **{name: options[name] for name in ("target", "draft_config", "taps")})
+        named = {name: options[name] for name in ("target", "draft_config", "taps")}
+        write_cost(calibrate, dtype=dtype, target_dtype=target_dtype, **named)
         return
     from dflash_trainer.step import Recipe
     from dflash_trainer.train import TrainOptions, start
 
     recipe = Recipe(lr, warmup, clip, choose_dtype(dtype), loss)
-    own = choose_dtype(dtype if target_dtype == "auto" else target_dtype)
-    start(TrainOptions(recipe=recipe, target_dtype=own, **options), nproc_per_node)
+    start(TrainOptions(recipe=recipe, target_dtype=own_dtype(target_dtype, dtype), **options), nproc_per_node)
 
 
-def write_cost(path: Path, dtype: str, **options) -> None:
+def own_dtype(target_dtype: str, dtype: str):
+    """What the target runs in."""
+    return choose_dtype(dtype if target_dtype == "auto" else target_dtype)
+
+
+def write_cost(path: Path, *, dtype: str, target_dtype: str, **options) -> None:
     """Calibrate: no plan, no run."""
     from dflash_prep.console import counter
     from dflash_trainer.calibrate import calibrate, print_cost
     from dflash_trainer.json_report import check_place, write_report
 
-    refuse_others("--calibrate", {"calibrate", "dtype", *options})
+    refuse_others("--calibrate", {"calibrate", "dtype", "target_dtype", *options})
     check_place(path, "--calibrate")
     with counter("micro-batches") as progress:
-        cost = calibrate(**options, dtype=choose_dtype(dtype), progress=progress)
+        own = own_dtype(target_dtype, dtype)
+        cost = calibrate(**options, dtype=choose_dtype(dtype), target_dtype=own, progress=progress)
     write_report(path, "--calibrate", cost)
     print_cost(path, cost)
 

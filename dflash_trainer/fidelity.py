@@ -4,11 +4,11 @@ Ours is causal, within a sample, with a sliding window where a layer asks for on
 scores, attention sinks, chunks), and others will come that hand it over in ways of their own: so it is tried, not assumed.
 """
 
-import numpy as np
 import torch
 
 from dflash_prep.errors import UserError
-from dflash_trainer.micro_batch import Sample, assemble
+from dflash_trainer.probe import probe, random_samples
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.target import FrozenTarget
 
 LENGTH = 24
@@ -17,13 +17,22 @@ KINDS = ("full_attention", "sliding_attention")  # of layers, as transformers na
 
 
 def settle_attention(
-    target: FrozenTarget, vocabulary: int, dtype: torch.dtype, device: torch.device, name: str, *, packed: bool
+    target: FrozenTarget,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    *,
+    packed: bool,
+    shapes: Shapes | None = None,
 ) -> str | None:
     """Let a target attend by transformers' own code where ours is not exact for it; packed plans are refused then.
 
+    `packed` and `shapes` are the run's: the attention that is tried is the one that it will use.
+
     Returns what to tell the user of it, if anything.
     """
-    reason = why_not_ours(target, vocabulary, dtype, device)
+    reason = why_not_ours(target, vocabulary, dtype, device, shapes if packed else None)
     if reason is None:
         return None
     if packed:
@@ -32,10 +41,12 @@ def settle_attention(
     return f"{name}: attends by transformers' own eager code, which takes more time and memory ({reason})"
 
 
-def why_not_ours(target: FrozenTarget, vocabulary: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What our attention lacks to compute a target; None: nothing that shows."""
+def why_not_ours(
+    target: FrozenTarget, vocabulary: int, dtype: torch.dtype, device: torch.device, shapes: Shapes | None = None
+) -> str | None:
+    """What our attention lacks to compute a target, in the packed rows of `shapes` if given; None: nothing that shows."""
     try:
-        ours = taps(target, vocabulary, device)
+        ours = taps(target, vocabulary, device, shapes)
     except (RuntimeError, TypeError, ValueError) as fault:
         return " ".join(str(fault).split())
     for layer, window in target.layers_said.items():
@@ -51,12 +62,10 @@ def why_not_ours(target: FrozenTarget, vocabulary: int, dtype: torch.dtype, devi
     return None if apart <= TOLERANCE[dtype] else f"its taps differ by {apart:.1%} from those of transformers' attention"
 
 
-def taps(target: FrozenTarget, vocabulary: int, device: torch.device) -> torch.Tensor:
+def taps(target: FrozenTarget, vocabulary: int, device: torch.device, shapes: Shapes | None = None) -> torch.Tensor:
     """Those of one random sample, in float64."""
-    ids = np.random.default_rng(0).integers(0, vocabulary, LENGTH).astype(np.uint32)
-    nothing = np.empty(0, np.int64)
-    row = assemble([Sample(ids, nothing.astype(np.uint32), nothing)], packed=False, width=LENGTH, block_size=2)
-    return target.features(row.to(device)).double()
+    row = probe(random_samples([LENGTH], vocabulary), packed=shapes is not None, shapes=shapes)
+    return target.features(row.to(device))[:LENGTH].double()
 
 
 def kind_of(config, layer: int | None) -> tuple[str, int | None]:

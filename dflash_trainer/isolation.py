@@ -4,39 +4,41 @@ Attention is ours and keeps within a sample, but a target may hold layers with a
 causal convolutions), which know of packing only what transformers tells them.
 """
 
-import numpy as np
 import torch
 
 from dflash_prep.errors import UserError
-from dflash_trainer.micro_batch import Sample, assemble
+from dflash_trainer.probe import probe, random_samples
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.target import FrozenTarget
 
 LENGTHS = (11, 7)  # more tokens than the kernels of causal convolutions span
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.03, torch.float16: 0.01}
 
 
-def leak(target: FrozenTarget, vocabulary: int, device: torch.device) -> float:
-    """How much a sample's taps change when another stands before it in a packed row, as a share of their norm."""
-    draw = np.random.default_rng(0)
-    first, second = (draw.integers(0, vocabulary, length) for length in LENGTHS)
+def leak(target: FrozenTarget, vocabulary: int, device: torch.device, shapes: Shapes | None = None) -> float:
+    """How much a sample's taps change when another stands before it in a packed row, as a share of their norm.
+
+    Rows are as the run's `shapes` make them.
+    """
+    first, second = random_samples(LENGTHS, vocabulary)
     alone, behind = (
-        target.features(packed_row(samples).to(device))[-LENGTHS[1] :].double() for samples in ([second], [first, second])
+        target.features(probe(samples, packed=True, shapes=shapes).to(device))[: sum(map(len, samples))][-LENGTHS[1] :]
+        for samples in ([second], [first, second])
     )
-    return ((alone - behind).norm() / alone.norm()).item()
+    return ((alone.double() - behind.double()).norm() / alone.double().norm()).item()
 
 
-def packed_row(samples: list[np.ndarray]):
-    """A micro-batch of samples laid end to end, with no anchors."""
-    nothing = np.empty(0, np.int64)
-    parts = [Sample(ids.astype(np.uint32), nothing.astype(np.uint32), nothing) for ids in samples]
-    numbers, width = tuple(range(len(parts))), sum(map(len, samples))
-    return assemble(parts, packed=True, width=width, block_size=2, epoch=0, step=0, slot=0, numbers=numbers)
-
-
-def check_isolation(target: FrozenTarget, vocabulary: int, dtype: torch.dtype, device: torch.device, name: str) -> None:
+def check_isolation(
+    target: FrozenTarget,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    shapes: Shapes | None = None,
+) -> None:
     """Refuse packed plans for a target in which packed samples see each other."""
     try:
-        found = leak(target, vocabulary, device)
+        found = leak(target, vocabulary, device, shapes)
     except (ImportError, RuntimeError, ValueError) as fault:  # what a family's code says that cannot do it
         reason = " ".join(str(fault).split())
         raise UserError(f"{name}: cannot be given packed samples ({reason}); plan with --strategy bucketed") from None

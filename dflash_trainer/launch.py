@@ -169,9 +169,9 @@ def join() -> Ranks:
         torch.cuda.set_device(device)
     if not under_torchrun():
         return Ranks(0, 1, device)
-    if device.type == "cpu":
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, here)))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if device.type == "cpu" and here > 1:  # one alone has torch's own choice, which OMP_NUM_THREADS sets
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // here))
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as fault:

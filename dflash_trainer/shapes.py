@@ -47,13 +47,25 @@ def shapes_for(plan: Plan, device: torch.device, compiled: bool, windows: tuple[
 
 def tiled_shapes(plan: Plan, target_windows: Windows, draft_windows: Windows) -> Shapes:
     """For attention by tiles: whole tiles throughout, and masks."""
-    size, packed = plan["block_size"], plan["strategy"] == "packed"
+    packed = plan["strategy"] == "packed"
     row = round_up(plan.largest("padded_tokens"))
-    whole = TILE // math.gcd(TILE, size)  # so many blocks are whole tiles
+    whole = blocks_to_tiles(plan["block_size"])
     most = -(-max(1, plan.largest("anchors")) // whole)
     blocks = tuple(whole * -(-most * part // SIZES) for part in range(1, SIZES + 1))
     context = row if packed else round_up(plan.largest("tokens"))
     return Shapes(row, context, blocks, target_windows if packed else frozenset(), draft_windows)
+
+
+def blocks_to_tiles(size: int) -> int:
+    """How many blocks it takes to fill whole tiles."""
+    return TILE // math.gcd(TILE, size)
+
+
+def own_shapes(batch: MicroBatch, draft_windows: Windows) -> Shapes:
+    """Whole tiles for one micro-batch of padded rows by itself, and no more."""
+    whole = blocks_to_tiles(batch.labels.shape[1] + 1)
+    blocks = whole * max(1, -(-len(batch.anchors) // whole))
+    return Shapes(batch.input_ids.shape[1], round_up(len(batch.real)), (blocks,), frozenset(), draft_windows)
 
 
 def fit(batch: MicroBatch, shapes: Shapes) -> MicroBatch:

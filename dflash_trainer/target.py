@@ -110,6 +110,8 @@ def segment_attention(
     if packing is not None:
         packing.windows[getattr(module, "layer_idx", None)] = sliding_window
     if packing is not None and packing.masks:
+        if sliding_window not in packing.masks:
+            raise ValueError(f"a layer asks for a sliding window of {sliding_window}, which its configuration does not name")
         return attention(query, key, value, packing.masks[sliding_window], scaling).transpose(1, 2), None
     lengths = (packing and packing.stretches) or [query.shape[2]]
     outputs = [

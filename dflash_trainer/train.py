@@ -29,7 +29,7 @@ from dflash_trainer.loop import Run, take_steps
 from dflash_trainer.mask_token import choose_mask_token
 from dflash_trainer.objective import SHARES
 from dflash_trainer.rehearse import rehearse
-from dflash_trainer.shapes import shapes_for
+from dflash_trainer.shapes import Shapes, shapes_for
 from dflash_trainer.sharding import place
 from dflash_trainer.step import Recipe, Stepper
 from dflash_trainer.stop import StopRequest
@@ -212,14 +212,14 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
     )
     placed = partial(place, ranks=ranks, sharded=sharded)
     target = FrozenTarget(model, config.target_layer_ids, options.recipe.dtype, placed, whole)
-    prove(target, len(model.get_input_embeddings().weight), options, plan, ranks)
+    shapes = shapes_for(plan, ranks.device, options.compile, (target.windows, frozenset(config.windows)))
+    prove(target, len(model.get_input_embeddings().weight), options, plan, ranks, shapes)
     draft = initial_draft(options, config, plan["seed"]).to(ranks.device)
     draft.checkpoint_activations = options.checkpoint_activations
     if options.compile:
         draft.compile_layers()
         if plan["strategy"] == "packed":  # padded layouts have as many shapes as micro-batches
             target.compile()
-    shapes = shapes_for(plan, ranks.device, options.compile, (target.windows, frozenset(config.windows)))
     stepper = Stepper(draft, target, options.recipe, plan.total_steps)
     first = resume(options, ranks, plan, stepper, identity) if options.resume else 0
     asked = options.max_steps if options.max_steps is not None else plan.total_steps
@@ -235,14 +235,16 @@ def train(options: TrainOptions, ranks: Ranks, stop: StopRequest) -> int | None:
         return take_steps(replace(run, cache=cache), first, last, stop)
 
 
-def prove(target: FrozenTarget, vocabulary: int, options: TrainOptions, plan: Plan, ranks: Ranks) -> None:
+def prove(
+    target: FrozenTarget, vocabulary: int, options: TrainOptions, plan: Plan, ranks: Ranks, shapes: Shapes | None
+) -> None:
     """Prove that the target's taps are transformers' own, and in packed plans those of each sample alone."""
     packed, name = plan["strategy"] == "packed", options.target or "the default target"
-    told = settle_attention(target, vocabulary, options.target_dtype, ranks.device, name, packed=packed)
+    told = settle_attention(target, vocabulary, options.target_dtype, ranks.device, name, packed=packed, shapes=shapes)
     if told and ranks.leads:
         print(told, flush=True)
     if packed:
-        check_isolation(target, vocabulary, options.target_dtype, ranks.device, name)
+        check_isolation(target, vocabulary, options.target_dtype, ranks.device, name, shapes)
 
 
 def check_teacher(config, options: TrainOptions) -> None:

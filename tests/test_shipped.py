@@ -30,11 +30,11 @@ def read_corpus() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder as a user's clone is: the corpus at its place, and the first two commands run in it."""
+    """A folder as a user's clone is: the corpus at its place, and the first two commands run in it (for small steps)."""
     folder = tmp_path_factory.mktemp("clone")
     (folder / "data").mkdir()
     shutil.copy(DEMO, folder / "data")
-    for words in (["dflash-prep", "tokenize"], ["dflash-prep", "plan-epochs", "--epochs", "6"]):
+    for words in (["dflash-prep", "tokenize"], ["dflash-prep", "plan-epochs", "--epochs", "6", "--slots", "2"]):
         done = subprocess.run(command(*words), cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return folder

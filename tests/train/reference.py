@@ -57,11 +57,11 @@ LAYER += [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj
 
 
 def block_loss(draft, weights: dict, model, ids: np.ndarray, loss: np.ndarray, anchor: int, features) -> tuple:
-    """Σ w · CE and Σ w of one block; `loss` bool [S]."""
+    """Σ w · CE and Σ w of one block, and of each slot that counts whether its best token is the label; `loss` bool [S]."""
     size, gamma = draft.config.block_size, {8: 4.0, 10: 5.0, 16: 7.0}.get(draft.config.block_size, 4.0)
     tokens = torch.tensor([int(ids[anchor])] + [draft.config.mask_token_id] * (size - 1))
     hidden = block_hidden(draft, weights, features, model.get_input_embeddings()(tokens).detach(), anchor)
-    total, weight = 0.0, 0.0
+    total, weight, hits = 0.0, 0.0, []
     for k in range(1, size):
         if anchor + k >= len(ids) or not loss[anchor + k]:
             break
@@ -69,4 +69,5 @@ def block_loss(draft, weights: dict, model, ids: np.ndarray, loss: np.ndarray, a
         w = float(np.exp(-(k - 1) / gamma))
         total = total - w * torch.log_softmax(logits, -1)[int(ids[anchor + k])]
         weight += w
-    return total, weight
+        hits.append(int(logits.argmax()) == int(ids[anchor + k]))
+    return total, weight, hits

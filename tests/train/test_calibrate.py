@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from dflash_trainer.calibrate import COEFFICIENTS, MOST_TOKENS, choose_shapes
 from dflash_trainer.cli import train
+from dflash_trainer.flex import TILE, round_up
+from dflash_trainer.micro_batch import Sample, assemble
 from dflash_trainer.nonnegative import fit
+from dflash_trainer.shapes import fit as fit_tiles
+from dflash_trainer.shapes import own_shapes
 from dflash_trainer.step import Stepper
 
 SHAPES = choose_shapes(1024, 8192)
@@ -69,11 +73,14 @@ def refusal(result) -> str:
 def test_the_file_says_what_was_measured(calibrate, target_dir, tmp_path):
     path = tmp_path / "cost.json"
     path.write_text("old")
-    done = calibrate("--calibrate", path, "--dtype", "float32")
+    done = calibrate("--calibrate", path, "--dtype", "float32", "--target-dtype", "bfloat16")
     assert done.exit_code == 0, done.output
     cost = json.loads(path.read_text())
-    assert list(cost) == [*COEFFICIENTS, "target", "device", "dtype", "block_size", "shapes", "worst_error"]
-    assert (cost["target"], cost["dtype"], cost["block_size"]) == (str(target_dir), "float32", 4)
+    stated = ["target", "device", "dtype", "target_dtype", "block_size", "shapes", "worst_error"]
+    assert list(cost) == [*COEFFICIENTS, *stated]
+    assert [cost[name] for name in stated if name not in ("device", "shapes", "worst_error")] == [
+        *(str(target_dir), "float32", "bfloat16", 4)
+    ]
     assert all(cost[name] >= 0 for name in COEFFICIENTS)
     errors = []
     for shape in cost["shapes"]:
@@ -85,6 +92,19 @@ def test_the_file_says_what_was_measured(calibrate, target_dir, tmp_path):
     assert cost["worst_error"] == pytest.approx(max(errors))
     assert "measured" in done.stdout
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cost.json", "draft.json"]
+
+
+@pytest.mark.parametrize(("rows", "anchors"), [(1, 1), (3, 9), (5, 200)])
+@pytest.mark.parametrize("size", [4, 10, 16])
+def test_on_a_gpu_what_is_timed_has_whole_tiles(rows, anchors, size):
+    """As it has in training: kernels by tiles take nothing else."""
+    spans = np.array([0, 41])
+    ids, places = np.zeros(41, np.uint32), np.sort(np.random.default_rng(0).permutation(40)[: anchors // rows])
+    batch = assemble([Sample(ids, spans, places)] * rows, packed=False, width=41, block_size=size)
+    fitted = fit_tiles(batch, own_shapes(batch, frozenset({None, 3})))
+    assert len(fitted.real) == len(fitted.positions) == round_up(41 * rows)
+    assert len(fitted.anchors) * size % TILE == 0 <= len(fitted.anchors) - len(batch.anchors)
+    assert (fitted.tokens, fitted.blocks, set(fitted.draft_masks)) == (batch.tokens, batch.blocks, {None, 3})
 
 
 def test_less_memory_means_smaller_shapes(calibrate, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Targets of many families: the taps are what transformers' own model computes for each sample alone, packed or padded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers.models.mistral import modeling_mistral
 
 from dflash_prep.errors import UserError
+from dflash_trainer import shapes as shapes_module
 from dflash_trainer.config import derive_config
 from dflash_trainer.decode import DraftDecoder, TargetDecoder
 from dflash_trainer.draft import DraftModel
 from dflash_trainer.fidelity import settle_attention, why_not_ours
+from dflash_trainer.flex import TILE, Runs
 from dflash_trainer.isolation import check_isolation, leak
 from dflash_trainer.micro_batch import MicroBatch, Sample, assemble
+from dflash_trainer.shapes import Shapes
 from dflash_trainer.target import FrozenTarget, load_target
 
 CPU, WORDS, LAYERS, TAPS = torch.device("cpu"), 97, 4, (0, 2)
@@ -144,6 +149,30 @@ def test_a_leak_is_seen(monkeypatch):
     assert leak(target, WORDS, CPU) > 0.01
     with pytest.raises(UserError, match="leak into each other"):
         check_isolation(target, WORDS, torch.float32, CPU, "x")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "Qwen3_5"])
+def test_both_proofs_try_the_attention_by_tiles_where_a_run_has_it(family, monkeypatch):
+    """As on GPUs: they hold there, and tiles that are wrong are found out."""
+    target = FrozenTarget(make(family), TAPS)
+    shapes = Shapes(2 * TILE, 2 * TILE, target_windows=target.windows)
+    assert why_not_ours(target, WORDS, torch.float32, CPU, shapes) is None
+    assert leak(target, WORDS, CPU, shapes) < 1e-5
+    runs = shapes_module.target_runs
+    with monkeypatch.context() as patch:
+        patch.setattr(shapes_module, "target_runs", lambda stretches, window: runs([sum(stretches)], window))
+        assert leak(target, WORDS, CPU, shapes) > 0.01
+    with monkeypatch.context() as patch:  # a token does not see itself: only the other proof can tell
+        patch.setattr(shapes_module, "target_runs", lambda stretches, window: late(runs(stretches, window)))
+        assert "taps differ by" in why_not_ours(target, WORDS, torch.float32, CPU, shapes)
+    without = replace(shapes, target_windows=frozenset({99}))
+    assert "which its configuration does not name" in why_not_ours(target, WORDS, torch.float32, CPU, without)
+
+
+def late(runs: Runs) -> Runs:
+    """Runs that end one key early, where they are longer than one."""
+    return runs._replace(first_end=np.maximum(runs.first_end - 1, runs.first + 1))
 
 
 @pytest.mark.parametrize("family", ["Gemma3", "Qwen3_5"])

@@ -95,15 +95,16 @@ def differentiable(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_draft_attention_is_that_of_segments(differentiable, seed):
+def test_draft_attention_is_that_of_segments(differentiable, seed, window):
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
     size, heads, kv, hd = [4, 16][seed % 2], 4, 2, 8
     lengths = random.integers(2, 120, 4).tolist()
     counts = np.minimum(lengths, [3, 0, 5, 2])
     anchors = [sorted(random.choice(length, count, replace=False)) for length, count in zip(lengths, counts, strict=True)]
-    runs, keys, rows, context = runs_of(lengths, anchors, size, 9, 17, None)
+    runs, keys, rows, context = runs_of(lengths, anchors, size, 9, 17, window)
     flat = torch.tensor([int(anchor) for each in anchors for anchor in each])
     query, own_key, own_value = (
         torch.randn(len(flat), size, n, hd, dtype=torch.float64, requires_grad=True) for n in (heads, kv, kv)
@@ -115,7 +116,7 @@ def test_draft_attention_is_that_of_segments(differentiable, seed):
         if each:
             segments.append(Segment(slice(token, token + length), slice(block, block + len(each))))
         token, block = token + length, block + len(each)
-    expected = segment_attention(query, KeyValue(key, value), KeyValue(own_key, own_value), flat, segments)
+    expected = segment_attention(query, KeyValue(key, value), KeyValue(own_key, own_value), flat, segments, window)
 
     def laid(context_part, block_part):
         """Padded with what must never be seen."""

@@ -37,10 +37,11 @@ def double_draft(model, block_size: int = 4, **overrides) -> DraftModel:
     return draft
 
 
-def reference_gradient(draft, model, store, plan, rows, epoch: int) -> tuple[torch.Tensor, float]:
-    """The gradient of a step's rows, block by block, and the step's loss."""
+def reference_gradient(draft, model, store, plan, rows, epoch: int) -> tuple[torch.Tensor, float, list, list]:
+    """The gradient of a step's rows, block by block, the step's loss, and each slot's hits and counts."""
     weights = {name: value.detach().clone().requires_grad_() for name, value in draft.named_parameters()}
-    total, weight = 0.0, 0.0
+    total, weight, slots = 0.0, 0.0, draft.config.block_size - 1
+    hits, counts = [0] * slots, [0] * slots
     for sample in [sample for row in rows for sample in row["samples"]]:
         ids, spans = store.sample(sample)
         features = sample_features(model, ids.tolist(), TAPS)
@@ -48,9 +49,11 @@ def reference_gradient(draft, model, store, plan, rows, epoch: int) -> tuple[tor
         for anchor in anchors.tolist():
             part = block_loss(draft, weights, model, ids, loss_mask(spans, len(ids)), anchor, features)
             total, weight = total + part[0], weight + part[1]
+            for slot, hit in enumerate(part[2]):
+                hits[slot], counts[slot] = hits[slot] + hit, counts[slot] + 1
     (total / weight).backward()
     flat = torch.cat([weights[name].grad.flatten() for name, _ in draft.named_parameters()])
-    return flat, (total / weight).item()
+    return flat, (total / weight).item(), hits, counts
 
 
 WINDOWS = [
@@ -77,10 +80,27 @@ def test_gradient_of_sliding_layers_equals_the_plain_reference(windows, target_d
     compare(double_draft(model, **windows), model, store, plan)
 
 
-def compare(draft, model, store, plan) -> None:
-    """The trainer's gradient and loss of a plan's first step against the reference's."""
+@pytest.mark.parametrize("options", [{"strategy": "bucketed"}, {"strategy": "packed"}], ids=["bucketed", "packed"])
+def test_metrics_of_a_draft_that_is_right_at_times_equal_the_plain_reference(options, target_dir, store, make_plan):
+    """Over the micro-batches of a whole step; an untrained draft is never right."""
+    plan = make_plan(**options, anchor_density=1.0, max_anchors=9, token_budget=300)
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
+    draft = double_draft(model)
+    recipe = Recipe(learning_rate=1e-2, warmup=0.0)
+    stepper = Stepper(draft, FrozenTarget(model, TAPS), recipe, 1000)
+    batches = BatchPrefetcher(plan, store)
+    for number in range(plan.total_steps):
+        stepper.step(number, [next(batches) for _ in range(plan["slots"])])
+    batches.close()
+    whole = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float64)
+    hits = compare(draft, whole, store, plan)
+    assert all(hits), "a slot is never right: the test would not see which are counted"
+
+
+def compare(draft, model, store, plan) -> list[int]:
+    """The trainer's gradient, loss and metrics of a plan's first step against the reference's; returns each slot's hits."""
     rows = [row for row in plan.rows(0) if row["step"] == 0]
-    expected, loss = reference_gradient(draft, model, store, plan, rows, epoch=0)
+    expected, loss, hits, counts = reference_gradient(draft, model, store, plan, rows, epoch=0)
     stepper = Stepper(draft, FrozenTarget(model, TAPS), Recipe(), plan.total_steps)
     batches = BatchPrefetcher(plan, store)
     step = [next(batches) for _ in range(plan["slots"])]
@@ -91,6 +111,8 @@ def compare(draft, model, store, plan) -> None:
     assert any((each.diff() == 1).any() for each in anchors), "no two blocks overlap"
     assert (buffer.gradients - expected).norm() <= 1e-10 * expected.norm()
     assert buffer.totals[1] / buffer.totals[0] == pytest.approx(loss, rel=1e-12)
+    assert (buffer.hits.tolist(), buffer.counts.tolist()) == (hits, counts)
+    return hits
 
 
 @pytest.mark.parametrize("strategy", ["packed", "bucketed"])
@@ -115,9 +137,8 @@ def test_recomputed_activations_give_the_same_gradient_and_hold_less(strategy, t
     assert held[1] < 0.7 * held[0]
 
 
-@pytest.mark.parametrize("strategy", ["packed", "bucketed"])
-def test_two_processes_reduce_to_the_gradient_of_one(strategy, target_dir, store, make_plan, tmp_path):
-    plan = make_plan(strategy=strategy)
+def test_two_processes_reduce_to_the_gradient_of_one(target_dir, store, make_plan, tmp_path):
+    plan = make_plan(strategy="packed")
     for workers in (1, 2):
         launch(write_gradient, (plan.path, store.path, target_dir, tmp_path / f"{workers}.safetensors"), workers)
     one, two = (load_file(tmp_path / f"{workers}.safetensors")["gradient"] for workers in (1, 2))
